@@ -1,0 +1,531 @@
+"""The only file with private names of torch. It never imports torch by itself.
+
+Everything is reached through ``sys.modules``: torch may come later, or never. What a function could
+not find it says (None, or a flag of ``Signals``); no other module compares versions of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from types import FrameType
+from typing import Any
+
+from pytest_dynamo import messages
+from pytest_dynamo.events import BreakEvent
+from pytest_dynamo.events import CompileEvent
+from pytest_dynamo.events import CompileResult
+from pytest_dynamo.events import CudaGraphRecording
+from pytest_dynamo.events import CudaGraphSkipEvent
+from pytest_dynamo.events import Event
+from pytest_dynamo.events import LimitEvent
+from pytest_dynamo.events import SkipEvent
+from pytest_dynamo.messages import StackFrame
+
+
+BREAK_LOGGERS = tuple(f"torch._dynamo.{part}.__graph_breaks" for part in ("symbolic_convert", "convert_frame", "exc"))
+CONVERT_LOGGER = "torch._dynamo.convert_frame"
+#: The first name is that of torch 2.11 and newer.
+CUDAGRAPH_SKIP_LOGGERS = (
+    "torch._inductor.cudagraph_utils.__cudagraphs",
+    "torch._inductor.cudagraph_utils.__perf_hints",
+)
+CUDAGRAPH_RECORD_LOGGER = "torch._inductor.cudagraph_trees.__cudagraphs"
+TRACE_LOGGER = "torch.__trace"
+
+_START = "torchdynamo start compiling"
+_LIMIT = "torch._dynamo hit config."
+_SKIP = "skipping: %s (reason"
+_CONVERT_FILE = os.path.join("torch", "_dynamo", "convert_frame.py")
+_PYTEST_NAMES = ("@py_assert", "@pytest_ar")
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Which of the compiler's signals this torch gives."""
+
+    #: A log record for every graph break.
+    breaks: bool = True
+    #: A log record when Dynamo begins to compile a frame.
+    compiles: bool = True
+    #: Data about every compilation when it is over: operations, seconds, failure.
+    results: bool = True
+    #: Why a frame was compiled again.
+    recompiles: bool = True
+    #: A log record when a frame was compiled too often.
+    limit_hits: bool = True
+    #: A log record for every CUDA graph that was not recorded.
+    cudagraph_skips: bool = True
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name, there in vars(self).items() if not there)
+
+
+# -- torch's modules, if they are there -----------------------------------------------------------
+
+
+def dynamo() -> Any:
+    """``torch._dynamo`` if it has been imported completely, else None."""
+    module = sys.modules.get("torch._dynamo")
+    return module if module is not None and hasattr(module, "reset") else None
+
+
+def _module(name: str) -> Any:
+    return sys.modules.get(name)
+
+
+# -- log records to events ------------------------------------------------------------------------
+
+
+def parse_break(record: logging.LogRecord) -> Event | None:
+    error = sys.exc_info()[1]
+    real = getattr(error, "real_stack", None) or ()
+    text = messages.parse_break(record.getMessage(), str(getattr(error, "msg", "") or ""))
+    stack = tuple(StackFrame(f.filename, f.lineno or 0, messages.real_function(f.name)) for f in real)
+    if not stack:
+        # Branches on data are logged after their exception was handled: only the text is left.
+        stack = text.stack or ((text.location,) if text.location else ())
+    if not stack:
+        return None
+    return BreakEvent(
+        stack=stack,
+        callers=_callers(),
+        reason=text.reason,
+        id=text.id or _registered_id(text.reason),
+        hint=text.hint,
+        skipped=bool(getattr(error, "skip_frame", False)) or text.skipped,
+        rewritten=_rewritten_by_pytest(error, stack[-1]),
+    )
+
+
+def break_of_exception(error: BaseException) -> BreakEvent | None:
+    """The graph break that ``fullgraph=True`` turned into an exception, or None."""
+    real = getattr(error, "real_stack", None)
+    exc = _module("torch._dynamo.exc")
+    if exc is None or not isinstance(error, exc.Unsupported) or not real:
+        return None
+    text = messages.parse_break(str(error), str(getattr(error, "msg", "") or ""))
+    reason = str(getattr(error, "gb_type", None) or text.reason)
+    stack = tuple(StackFrame(f.filename, f.lineno or 0, messages.real_function(f.name)) for f in real)
+    return BreakEvent(
+        stack=stack,
+        callers=_callers(),
+        reason=reason,
+        id=text.id or _registered_id(reason),
+        hint=text.hint,
+        skipped=False,
+        rewritten=_rewritten_by_pytest(error, stack[-1]),
+    )
+
+
+def parse_convert(record: logging.LogRecord) -> Event | None:
+    words = record.msg
+    if not isinstance(words, str) or not isinstance(record.args, tuple):
+        return None
+    if words.startswith(_START):
+        name, file, line = record.args[:3]
+        values = _compiling_frame()
+        reasons = values.get("reasons")
+        return CompileEvent(
+            compile_id=_compile_id(),
+            file=str(file),
+            line=int(str(line)),
+            function=str(name),
+            backend=_innermost(values.get("compiler_fn")),
+            reasons=tuple(map(str, reasons)) if isinstance(reasons, (list, tuple)) else (),
+        )
+    if words.startswith(_LIMIT):
+        limit, value, function, reason = record.args[:4]
+        name, _, place = str(function).partition("' (")
+        file, _, line = place.rstrip(")").rpartition(":")
+        return LimitEvent(
+            str(limit), int(str(value)), file, int(line) if line.isdigit() else 0, name.strip("'"), str(reason or "")
+        )
+    if words.startswith(_SKIP):
+        name, reason, file = record.args[:3]
+        return SkipEvent(str(name), str(reason), str(file))
+    return None
+
+
+def parse_cudagraph_skip(record: logging.LogRecord) -> Event | None:
+    text = record.getMessage()
+    if not text.startswith("skipping cudagraph"):
+        return None
+    return CudaGraphSkipEvent(*messages.parse_cudagraph_skip(text))
+
+
+def parse_cudagraph_recording(record: logging.LogRecord) -> Event | None:
+    return CudaGraphRecording() if "Recording function" in record.getMessage() else None
+
+
+def _compile_id() -> str:
+    guards = _module("torch._guards")
+    return str(guards.CompileContext.current_compile_id()) if guards is not None else "?"
+
+
+def _innermost(backend: Any) -> Any:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _compiling_frame() -> dict[str, Any]:
+    """Variables of Dynamo's function that compiles a frame: its backend and the failed guards."""
+    for frame in _frames():
+        if frame.f_code.co_filename.endswith(_CONVERT_FILE) and "compiler_fn" in frame.f_locals:
+            return frame.f_locals
+    return {}
+
+
+def _callers() -> tuple[StackFrame, ...]:
+    """Python frames outside torch, outermost first."""
+    found = []
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if "/torch/" not in file.replace("\\", "/") and not file.startswith(_OWN):
+            found.append(StackFrame(file, frame.f_lineno, messages.real_function(frame.f_code.co_name)))
+    return tuple(reversed(found))
+
+
+def _rewritten_by_pytest(error: BaseException | None, where: StackFrame) -> bool:
+    """Whether the code object that broke holds the names that pytest's assert rewriting puts there."""
+    frames: list[FrameType] = []
+    trace = error.__traceback__ if error is not None else None
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in (*reversed(frames), *_frames()):
+        code = getattr(frame.f_locals.get("self"), "f_code", None)
+        if isinstance(code, CodeType) and code.co_filename == where.file:
+            if messages.real_function(code.co_name) == where.function:
+                return any(n.startswith(_PYTEST_NAMES) for n in (*code.co_names, *code.co_varnames))
+    return False
+
+
+_registry: dict[str, str] = {}
+
+
+def _registered_id(reason: str) -> str | None:
+    """Number of a kind of break in the list that torch ships since 2.8."""
+    module = dynamo()
+    if not _registry and module is not None:
+        path = os.path.join(os.path.dirname(module.__file__), "graph_break_registry.json")
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+            for number, entries in json.load(file).items():
+                _registry.update({entry["Gb_type"]: number for entry in entries})
+    return _registry.get(reason)
+
+
+# -- results of compilations ----------------------------------------------------------------------
+
+
+class ResultReader:
+    """Reads what torch keeps of the last compilations, each once.
+
+    Torch keeps 64 of them; read at least at every start of a compilation.
+    """
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def read(self) -> list[Event]:
+        utils = _module("torch._dynamo.utils")
+        if utils is None or not hasattr(utils, "get_compilation_metrics"):
+            return []
+        metrics = utils.get_compilation_metrics()
+        for number in range(len(metrics) - 1, -1, -1):
+            if metrics[number] is self._last:
+                metrics = metrics[number + 1 :]
+                break
+        if metrics:
+            self._last = metrics[-1]
+        return [_result(m) for m in metrics if not getattr(m, "is_runtime", False)]
+
+
+def _result(metric: Any) -> CompileResult:
+    forward = getattr(metric, "is_forward", True) is not False
+    if forward:
+        seconds = metric.entire_frame_compile_time_s
+    else:
+        seconds = (getattr(metric, "backward_cumulative_compile_time_us", None) or 0) / 1e6
+    return CompileResult(
+        compile_id=str(metric.compile_id),
+        fail_type=metric.fail_type,
+        ops=metric.graph_op_count,
+        seconds=seconds,
+        forward=forward,
+        recompile_reason=getattr(metric, "recompile_reason", None),
+        cache_hits=_sum(metric, "inductor_fx_local_cache_hit_count", "aotautograd_local_cache_hit_count"),
+        cache_misses=_sum(metric, "inductor_fx_local_cache_miss_count", "aotautograd_local_cache_miss_count"),
+    )
+
+
+def _sum(metric: Any, *names: str) -> int | None:
+    values = [getattr(metric, name, None) for name in names]
+    return None if all(v is None for v in values) else sum(v or 0 for v in values)
+
+
+# -- state of the compiler ------------------------------------------------------------------------
+
+
+def reset() -> None:
+    """Throw away all compiled code, if there is any."""
+    module = dynamo()
+    if module is not None:
+        module.reset()
+
+
+def switched_off() -> str | None:
+    """By what compilation is switched off in this process, or None."""
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        if os.environ.get(name) == "1":
+            return f"{name}=1"
+    config = _module("torch._dynamo.config")
+    if config is not None and getattr(config, "disable", False):
+        return "torch._dynamo.config.disable"
+    frames = _module("torch._dynamo.eval_frame")
+    stance = getattr(getattr(frames, "_stance", None), "stance", None)
+    if stance == "force_eager":
+        return 'torch.compiler.set_stance("force_eager")'
+    return None
+
+
+CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+
+def config_values() -> dict[str, dict[str, Any]]:
+    """Values of torch's global configuration, of the parts that have been imported."""
+    values = {}
+    for name in CONFIGS:
+        module = _module(name)
+        if module is not None and hasattr(module, "get_config_copy"):
+            values[name] = module.get_config_copy()
+    frames = _module("torch._dynamo.eval_frame")
+    stance = getattr(frames, "_stance", None)
+    if stance is not None:
+        values["torch.compiler"] = {"stance": stance}
+    return values
+
+
+def restore_config(part: str, name: str, value: Any) -> None:
+    if part == "torch.compiler":
+        _module("torch._dynamo.eval_frame")._set_stance(value)
+    else:
+        setattr(_module(part), name, value)
+
+
+#: Profile-guided state makes counts depend on earlier runs; both names are read at import.
+PGO_ENVIRONMENT = ("TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO")
+
+
+def switch_profile_guided_state_off() -> None:
+    """Switch it off where torch has been imported already; the environment does it for later."""
+    config = _module("torch._dynamo.config")
+    for name in ("automatic_dynamic_local_pgo", "automatic_dynamic_remote_pgo"):
+        if config is not None and hasattr(config, name):
+            setattr(config, name, False)
+
+
+def compiled_entries(fn: Callable[..., Any]) -> int | None:
+    """Number of compiled versions that Dynamo holds of a function's or module's code; None: unknown."""
+    frames = _module("torch._dynamo.eval_frame")
+    look = getattr(frames, "_debug_get_cache_entry_list", None)
+    code = code_of(fn)
+    if look is None or code is None:
+        return None
+    return len(look(code))
+
+
+def code_of(fn: Any) -> CodeType | None:
+    """Code object that Dynamo compiles first when ``torch.compile(fn)`` is called, or None."""
+    if not hasattr(fn, "__code__") and hasattr(fn, "forward"):
+        fn = fn.forward
+    elif not hasattr(fn, "__code__") and not hasattr(fn, "__func__"):
+        fn = getattr(type(fn), "__call__", None)
+    code = getattr(fn, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def uncompiled(fn: Any) -> Any:
+    """What is under something that ``torch.compile`` returned; ``fn`` itself otherwise."""
+    while True:
+        frames = _module("torch._dynamo.eval_frame")
+        if frames is not None and isinstance(fn, frames.OptimizedModule):
+            fn = fn._orig_mod
+        elif hasattr(fn, "_torchdynamo_orig_callable"):
+            fn = fn._torchdynamo_orig_callable
+        else:
+            return fn
+
+
+def with_fallback_random(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``torch.compile`` keywords under which inductor draws the random numbers that eager draws."""
+    import torch._inductor
+
+    mode = kwargs.pop("mode", None)
+    options = dict(kwargs.pop("options", None) or {})
+    if mode is not None:
+        options = {**torch._inductor.list_mode_options(mode, kwargs.get("dynamic")), **options}
+    # CUDA graphs change no numbers, and their warm-up calls would draw more of them.
+    options.update({"fallback_random": True, "triton.cudagraphs": False})
+    return {**kwargs, "options": options}
+
+
+def last_call_replayed() -> bool | None:
+    """Whether the last CUDA graph on the current device was replayed; None: can't be told."""
+    trees = _module("torch._inductor.cudagraph_trees")
+    torch = _module("torch")
+    if trees is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        return manager is not None and manager.path_state is trees.ExecutionState.EXECUTION
+    except AttributeError:
+        return None
+
+
+@contextlib.contextmanager
+def config_patch(**changes: Any) -> Iterator[None]:
+    import torch._dynamo.config
+
+    with torch._dynamo.config.patch(**changes):
+        yield
+
+
+# -- tensors --------------------------------------------------------------------------------------
+
+
+def storage_key(tensor: Any) -> int | None:
+    """What identifies the storage of a plain strided tensor; None for other tensors."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return None
+    if is_wrapper(tensor) or torch._is_functional_tensor(tensor):
+        return None
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """Whether a tensor only wraps others and has no storage of its own, as DTensor does."""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+def view_of(storage: Any, like: Any) -> Any:
+    """A plain tensor over ``storage`` with the geometry and the conj and neg bits of ``like``."""
+    import torch
+
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        new = torch.empty(0, dtype=like.dtype, device=like.device)
+        new.set_(storage, like.storage_offset(), like.size(), like.stride())
+        if like.is_conj():
+            new = new.conj()
+        if like.is_neg():
+            new = torch._neg_view(new)
+    return new
+
+
+def dispatch_mode() -> Any:
+    """Base class of modes that see every operation."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+def tensors_in(value: Any) -> list[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Tensors that an operator says it writes to. Batch normalisation does not say it."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return []
+    written: list[Any] = []
+    if schema.is_mutable:
+        for number, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written.append(args[number] if number < len(args) else kwargs.get(argument.name))
+    if func.overloadpacket.__name__ in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"):
+        written.extend(args[3:5])
+    return tensors_in(written)
+
+
+def plain_parts(actual: Any, expected: Any) -> list[tuple[str, Any, Any]] | None:
+    """Pairs of strided tensors with the values of two tensors of one type; None: can't be read."""
+    import torch
+
+    if is_wrapper(expected):
+        names = [t.__tensor_flatten__()[0] for t in (actual, expected)]
+        if names[0] != names[1]:
+            return None
+        inner = [(name, getattr(actual, name), getattr(expected, name)) for name in names[0]]
+        parts = [(f".{name}", plain_parts(a, e)) for name, a, e in inner]
+        if any(part is None for _, part in parts):
+            return None
+        return [(head + tail, a, e) for head, part in parts for tail, a, e in part or ()]
+    if expected.is_nested:
+        return [(f"[{i}]", a, e) for i, (a, e) in enumerate(zip(actual.unbind(), expected.unbind()))]
+    if expected.is_quantized:
+        return [(".int_repr()", actual.int_repr(), expected.int_repr())]
+    if expected.layout is not torch.strided:
+        return [(".to_dense()", actual.to_dense(), expected.to_dense())]
+    return [("", actual, expected)]
+
+
+# -- does this torch still speak the language that this file understands? -------------------------
+
+
+def inspect_signals(seen: list[Event]) -> Signals:
+    """Judge by the events of ``probe`` which signals this torch gives."""
+    trees = _module("torch._inductor.cudagraph_utils")
+    loggers = logging.getLogger().manager.loggerDict
+    results = [event for event in seen if isinstance(event, CompileResult)]
+    return Signals(
+        breaks=any(isinstance(event, BreakEvent) for event in seen),
+        compiles=any(isinstance(event, CompileEvent) for event in seen),
+        results=any(event.fail_type is None and event.ops for event in results),
+        recompiles=any(isinstance(e, CompileEvent) and (e.attempt > 0 or e.reasons) for e in seen),
+        limit_hits=any(isinstance(event, LimitEvent) for event in seen),
+        cudagraph_skips=trees is None or any(name in loggers for name in CUDAGRAPH_SKIP_LOGGERS),
+    )
+
+
+def probe() -> None:
+    """Compile a function that breaks, recompiles and reaches the limit."""
+    import torch
+
+    def breaks(x: Any) -> Any:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x + 2
+
+    with config_patch(**{_limit_name(): 1}):
+        step = torch.compile(breaks, backend="eager")
+        step(torch.ones(1))
+        with config_patch(**{_limit_name(): 2}):
+            step(torch.ones(1, dtype=torch.float64))
+        step(torch.ones(1, dtype=torch.int32))
+
+
+def _limit_name() -> str:
+    config = _module("torch._dynamo.config")
+    return "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"

@@ -1,0 +1,350 @@
+"""One checked call: eager on clones, compiled on the caller's objects, compared."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo import inputs
+from pytest_dynamo.errors import LimitError
+from pytest_dynamo.errors import ParityError
+from pytest_dynamo.observer import quiet_trace
+from pytest_dynamo.parity import compare
+from pytest_dynamo.record import Check
+from pytest_dynamo.record import Finding
+from pytest_dynamo.settings import Tolerances
+from pytest_dynamo.terminal import finding_lines
+from pytest_dynamo.terminal import parity_lines
+from pytest_dynamo.testrun import FunctionRun
+from pytest_dynamo.testrun import TestRun
+from pytest_dynamo.variants import Variant
+from pytest_dynamo.verdict import break_message
+
+
+@dataclass
+class Outcome:
+    """What one run of a call gave: a value or an error, and the state it left."""
+
+    value: Any
+    error: Exception | None
+    #: Positional and keyword arguments after the call.
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    random: inputs.Random
+
+
+@dataclass
+class Written:
+    """A parameter or buffer that eager wrote to, and what it held afterwards."""
+
+    path: str
+    tensor: torch.Tensor
+    after: torch.Tensor
+
+
+class Checker:
+    """Compiles a function once and checks every call of it."""
+
+    def __init__(self, fn: Callable[..., Any], variant: Variant, tolerances: Tolerances, run: TestRun) -> None:
+        self.fn = _torch.uncompiled(fn)
+        refuse(self.fn)
+        self.name = name_of(self.fn)
+        self.variant = variant
+        self.tolerances = tolerances
+        self.run = run
+        self.function = FunctionRun(self.name)
+        self._compiled: Callable[..., Any] | None = None
+
+    # -- a call, in the order in which things happen --
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        if torch.compiler.is_compiling():
+            # Called from code that is being compiled: there is nothing to compare in there.
+            return self.fn(*args, **kwargs)
+        run, function = self.run, self.function
+        run.take_loose()
+        function.calls += 1
+        owners = inputs.owners(self.fn, (args, kwargs))
+        start = inputs.Random()
+        eager, written, mode, state = self._eager(args, kwargs, owners)
+        drew = set(eager.random.changed(start))
+        spare = self._clone(args, kwargs, owners) if drew and self.variant.backend == "inductor" else None
+        runs = 3 if self._uses_cudagraphs(args, kwargs, owners) and eager.error is None else 1
+        for number in range(1, runs + 1):
+            start.restore()
+            given = (args, kwargs) if number == runs else self._clone(args, kwargs, owners)
+            compiled = self._run_compiled(*given)
+            run.take_for(function)
+            if compiled.error is not None:
+                break
+            checks = self._compare(compiled, eager, written)
+            if spare is not None and not all(check.passed is not False for check in checks):
+                checks = self._with_eager_random_numbers(checks, spare, start, eager, written, mode, state)
+            if any(check.passed is False for check in checks):
+                checks = self._unless_nondeterministic(checks, owners, args, kwargs)
+            run.checks += checks
+            run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
+            if any(check.passed is False for check in checks):
+                self._fail(checks, number if runs > 1 else None)
+            if number < runs:
+                del compiled
+                mode.restore()
+                state.restore()
+        return self._finish(compiled, eager)
+
+    def _eager(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], owners: list[Any]
+    ) -> tuple[Outcome, list[Written], inputs.CopyBeforeWrite, inputs.State]:
+        """Run eager on clones, and put back all state that it changed."""
+        clones = self._clone(args, kwargs, owners)
+        state = inputs.State(owners)
+        mode = inputs.CopyBeforeWrite()
+        value, error = None, None
+        try:
+            with torch.compiler.set_stance("force_eager"), mode:
+                value = self.fn(*clones[0], **clones[1])
+        except Exception as raised:
+            error = raised
+        finally:
+            after = inputs.Random()
+            value = inputs.detach(value)
+            written = [
+                Written(path, tensor, inputs.detach(tensor))
+                for path, tensor in named_state(owners)
+                if _torch.storage_key(tensor) in mode.before
+            ]
+            mode.forget(clones, owners)
+            mode.restore()
+            state.restore()
+        refuse_result(value, self.name)
+        return Outcome(value, error, clones, after), written, mode, state
+
+    def _clone(self, args: Any, kwargs: Any, owners: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        (copied, notes) = inputs.clone((args, kwargs), owners)
+        self.run.not_checked.update(dict.fromkeys(notes))
+        return copied  # type: ignore[no-any-return]
+
+    def _run_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        value, error = None, None
+        torch.compiler.cudagraph_mark_step_begin()
+        with compiling(self.run):
+            self.function.switched_off = self.function.switched_off or _torch.switched_off()
+            if self._compiled is None:
+                self._compiled = torch.compile(self.fn, **self.variant.kwargs)
+                self.function.shared = bool(_torch.compiled_entries(self.fn))
+            try:
+                value = self._compiled(*args, **kwargs)
+            except Exception as raised:
+                error = raised
+        if self.function.cudagraphs_expected and self.function.replayed is not None:
+            replayed = _torch.last_call_replayed()
+            self.function.replayed = None if replayed is None else self.function.replayed + replayed
+        return Outcome(value, error, (args, kwargs), inputs.Random())
+
+    def _uses_cudagraphs(self, args: Any, kwargs: Any, owners: list[Any]) -> bool:
+        if not self.variant.uses_cudagraphs:
+            return False
+        tensors = (v for v in inputs.walk((args, kwargs)) if isinstance(v, torch.Tensor))
+        if any(t.is_cuda for t in tensors) or any(t.is_cuda for o in owners for t in inputs.state_tensors(o)):
+            self.function.cudagraphs_expected = True
+            return True
+        why = "there is no CUDA" if not torch.cuda.is_available() else "nothing of the call is on a GPU"
+        self.run.not_checked[f"CUDA graphs of {self.name}: {why}"] = None
+        return False
+
+    @contextmanager
+    def watch_forward(self) -> Iterator[list[str]]:
+        """Collect whether the module is called while a method of it runs."""
+        ran: list[str] = []
+        handle = self.fn.register_forward_pre_hook(lambda module, args: ran.append("forward"))  # type: ignore[attr-defined]
+        try:
+            yield ran
+        finally:
+            handle.remove()
+
+    # -- comparing --
+
+    def _compare(self, compiled: Outcome, eager: Outcome, written: list[Written]) -> list[Check]:
+        call = self.function.calls
+        checks = compare(compiled.value, eager.value, tolerances=self.tolerances, call=call)
+        for number, (actual, expected) in enumerate(zip(compiled.arguments[0], eager.arguments[0])):
+            checks += self._mutation(actual, expected, f"args[{number}]")
+        for name, expected in eager.arguments[1].items():
+            checks += self._mutation(compiled.arguments[1][name], expected, name)
+        for state in written:
+            checks += self._mutation(state.tensor, state.after, f"{state.path} after the call")
+        for name in compiled.random.changed(eager.random):
+            if name in ("random", "numpy.random"):
+                note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
+                checks.append(Check("rng", name, call, False, note=note))
+        return checks
+
+    def _mutation(self, actual: Any, expected: Any, path: str) -> list[Check]:
+        """Compare what a call left in an argument; what can't be compared there is no one's output."""
+        found = compare(actual, expected, tolerances=self.tolerances, call=self.function.calls, path=path)
+        failed = [replace(check, what="mutation") for check in found if check.passed is False]
+        return failed or ([Check("mutation", path, self.function.calls, True)] if found else [])
+
+    def _with_eager_random_numbers(
+        self,
+        checks: list[Check],
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        start: inputs.Random,
+        eager: Outcome,
+        written: list[Written],
+        mode: inputs.CopyBeforeWrite,
+        state: inputs.State,
+    ) -> list[Check]:
+        """Judge on code that draws eager's random numbers; its compilation is kept out of all counts."""
+        kept = inputs.Random(), mode.current(), inputs.State(state.owners)
+        mode.restore()
+        state.restore()
+        start.restore()
+        try:
+            with compiling(self.run):
+                apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
+                value = apart(*arguments[0], **arguments[1])
+            again = self._compare(Outcome(value, None, arguments, inputs.Random()), eager, written)
+        except Exception as error:
+            self.run.notes[f"{self.name}: can't be compiled with fallback_random: {type(error).__name__}"] = None
+            return checks
+        finally:
+            self.run.take_away()
+            mode.put(kept[1])
+            kept[2].restore()
+            kept[0].restore()
+        if all(check.passed is not False for check in again):
+            self.run.notes[f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"] = None
+        return again
+
+    def _unless_nondeterministic(
+        self, checks: list[Check], owners: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Check]:
+        """Withdraw judgement where eager does not agree with eager on the same arguments."""
+        start = inputs.Random()
+        try:
+            one = self._eager(args, kwargs, owners)[0]
+            start.restore()
+            two = self._eager(args, kwargs, owners)[0]
+        finally:
+            start.restore()
+        if one.error or two.error:
+            return checks
+        again = compare(two.value, one.value, tolerances=self.tolerances)
+        unstable = {check.path for check in again if check.passed is False}
+        if not unstable:
+            return checks
+        note = "not deterministic: eager differs from eager on the same arguments"
+        self.run.not_checked[f"{self.name}: {note}"] = None
+        return [replace(c, passed=None, note=note) if c.passed is False and c.path in unstable else c for c in checks]
+
+    # -- ending --
+
+    def _fail(self, checks: list[Check], number: int | None) -> None:
+        __tracebackhide__ = True
+        graph = {1: " (CUDA-graph warm-up)", 2: " (CUDA-graph recording)", 3: " (CUDA-graph replay)"}
+        where = f"call {self.function.calls}{graph[number] if number else ''}"
+        lines = [f"compiled {self.name} differs from eager in {where} [{self.variant.id}]", *parity_lines(checks)]
+        raise self._kept(ParityError("\n".join(lines)))
+
+    def _kept(self, error: ParityError) -> ParityError:
+        self.run.parity_errors.append(error)
+        return error
+
+    def _finish(self, compiled: Outcome, eager: Outcome) -> Any:
+        """Return compiled's value, or raise what the caller has to see."""
+        __tracebackhide__ = True
+        function, call = self.function, self.function.calls
+        if compiled.error is None and eager.error is None:
+            function.returned += 1
+            return compiled.value
+        if compiled.error is not None:
+            self._raise_fullgraph_break(compiled.error)
+        if compiled.error is not None and eager.error is not None:
+            if isinstance(compiled.error, type(eager.error)):
+                function.raised += 1
+                self.run.checks.append(Check("exception", "raised", call, True))
+                # Dynamo gives code up whose first call raised.
+                self.run.observer.reset()
+                raise compiled.error
+        note = f"compiled {_told(compiled.error)}, eager {_told(eager.error)}"
+        self.run.checks.append(Check("exception", "raised", call, False, note=note))
+        text = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]\n  {note}"
+        raise self._kept(ParityError(text)) from (compiled.error or eager.error)
+
+    def _raise_fullgraph_break(self, error: Exception) -> None:
+        """Turn the exception of a break under ``fullgraph=True`` into one finding."""
+        __tracebackhide__ = True
+        event = _torch.break_of_exception(error)
+        if event is None:
+            return
+        self.function.group.events.append(event)
+        seen = self.run.observation()
+        for found in seen.breaks:
+            site = self.run.places.site(event.stack)
+            if site is not None and (found.file, found.line) == (self.run.places.relative(site.file), site.line):
+                finding = Finding(
+                    "fullgraph", 0, 1, break_message(found), found.file, found.line, "fullgraph=False"
+                )
+                self.run.findings.append(finding)
+                raise LimitError("\n".join(finding_lines([finding]))) from None
+
+
+def _told(error: Exception | None) -> str:
+    if error is None:
+        return "returned a value"
+    text = str(error).strip()
+    return f"raised {type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of modules, with the names that reports use."""
+    for owner in owners:
+        if isinstance(owner, torch.nn.Module):
+            yield from ((f"parameter {name}", tensor) for name, tensor in owner.named_parameters())
+            yield from ((f"buffer {name}", tensor) for name, tensor in owner.named_buffers())
+
+
+def name_of(fn: Any) -> str:
+    """Name of a function or module for messages."""
+    name = getattr(fn, "__qualname__", None) or getattr(getattr(fn, "func", None), "__qualname__", None)
+    return str(name or type(fn).__name__).rpartition("<locals>.")[2]
+
+
+def refuse(fn: Any) -> None:
+    """Raise TypeError for what can't be compared call by call."""
+    if not callable(fn):
+        raise TypeError(f"compiled() takes a callable or a module, not {type(fn).__name__}")
+    if isinstance(fn, type):
+        raise TypeError(f"compiled() takes an instance, not the class {fn.__name__}")
+    inner = getattr(fn, "func", fn)
+    inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
+    call = getattr(type(inner), "__call__", None)
+    for one in (inner, call):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise TypeError(f"compiled() can't take the coroutine function {name_of(fn)}: torch.compile runs it in eager mode")
+        if inspect.isgeneratorfunction(one):
+            raise TypeError(f"compiled() can't take the generator function {name_of(fn)}: its values exist only once")
+
+
+def refuse_result(value: Any, name: str) -> None:
+    if inspect.isgenerator(value) or inspect.iscoroutine(value) or inspect.isasyncgen(value):
+        raise TypeError(f"compiled({name}) returned a {type(value).__name__}: its values exist only once, so they can't be compared")
+
+
+@contextmanager
+def compiling(run: TestRun) -> Iterator[None]:
+    """Around every call that may compile: a live line, and none of the side effects of pytest."""
+    with run.progress(run.nodeid), quiet_trace(), warnings.catch_warnings():
+        # Under -W error Dynamo's own one-time warnings become internal errors while it traces.
+        warnings.filterwarnings("default", module=r"torch\.(_dynamo|_inductor|_functorch)(\.|$)")
+        yield

@@ -1,0 +1,80 @@
+"""The fixtures. Everything that needs torch is imported when a test calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from typing import Any
+
+import pytest
+
+
+
+if TYPE_CHECKING:
+    from pytest_dynamo.compiled_function import CompiledFunction
+    from pytest_dynamo.variants import Variant
+
+
+@pytest.fixture
+def compiled_variant(request: pytest.FixtureRequest) -> Variant:
+    """The way in which this test compiles, for code that calls ``torch.compile`` by itself.
+
+    Use it as ``torch.compile(fn, **compiled_variant.kwargs)``.
+    """
+    from pytest_dynamo.session import activate
+    from pytest_dynamo.variants import expand
+
+    item = request.node
+    session = activate(request.config)
+    run = session.run_of(item)
+    variants = expand(run.settings.run)
+    name = getattr(request, "param", None)
+    if name is None:
+        if len(variants) != 1:
+            pytest.fail(
+                f"this test has {len(variants)} variants, and getfixturevalue can give only one: "
+                "name the fixture compiled or compiled_variant as an argument of the test",
+                pytrace=False,
+            )
+        variant = variants[0]
+    else:
+        variant = next(one for one in variants if one.id == name)
+    session.use_fixtures(item, variant)
+    return variant
+
+
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Callable[..., CompiledFunction]:
+    """Compile a function or module so that every call of it is compared with eager mode.
+
+    ``compiled(fn)`` takes any callable or ``torch.nn.Module`` and returns a `CompiledFunction` that
+    is called like ``fn``. The test runs once for each variant of its marker ``compiled``.
+    """
+    from pytest_dynamo.session import activate
+
+    run = activate(request.config).run_of(request.node)
+
+    def compiled(fn: Callable[..., Any]) -> CompiledFunction:
+        __tracebackhide__ = True
+        from pytest_dynamo.calls import Checker
+        from pytest_dynamo.compiled_function import CompiledFunction
+
+        if isinstance(fn, CompiledFunction):
+            fn = fn._checker.fn
+        checker = Checker(fn, compiled_variant, run.settings.tolerances, run)
+        run.functions.append(checker.function)
+        return CompiledFunction(checker)
+
+    return compiled
+
+
+
+
+def uses_ours(item: pytest.Item | Any) -> bool:
+    """Whether our variant fixture, and no foreign one of its name, is in the closure of a test."""
+    info = getattr(item, "_fixtureinfo", None)
+    found = info.name2fixturedefs.get("compiled_variant") if info is not None else None
+    if not found:
+        return False
+    func = found[-1].func
+    return getattr(func, "__module__", None) == __name__

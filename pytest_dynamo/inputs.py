@@ -1,0 +1,357 @@
+"""Cloning of arguments and putting back of state, so that eager and compiled start from the same."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import random
+import sys
+import types
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo._torch import storage_key
+
+
+#: Objects that hold tensors and are changed in place by a call. They are never cloned: what the eager
+#: run changes in them is put back afterwards (`State`).
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+
+
+def children(value: Any) -> Iterator[Any]:
+    """Objects directly inside a container, an object with attributes, a partial or a bound method."""
+    if isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        yield from value
+    elif isinstance(value, types.MethodType):
+        yield value.__self__
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif not isinstance(value, types.FunctionType):
+        yield from getattr(value, "__dict__", {}).values()
+        for cls in type(value).__mro__:
+            slots = vars(cls).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, name):
+                    yield getattr(value, name)
+
+
+def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
+    """Yield ``value`` and everything inside it once; does not look into modules and optimizers."""
+    seen = {} if seen is None else seen
+    if isinstance(value, _ATOMS) or id(value) in seen:
+        return
+    seen[id(value)] = value
+    yield value
+    if not isinstance(value, (torch.Tensor, torch.Generator, *_STATEFUL)):
+        for child in children(value):
+            yield from walk(child, seen)
+
+
+def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
+    """Modules and optimizers that a call can change: ``fn``, what it closes over, and arguments."""
+    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
+    todo: list[Any] = [fn, arguments]
+    while todo:
+        for value in walk(todo.pop(), seen):
+            if isinstance(value, _STATEFUL):
+                found[id(value)] = value
+            elif isinstance(value, types.FunctionType):
+                todo += [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+                names = value.__code__.co_names
+                todo += [g for n in names if isinstance(g := value.__globals__.get(n), _STATEFUL)]
+                todo += [value.__defaults__, value.__kwdefaults__]
+    return list(found.values())
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Gives a tensor over cloned storage a ``grad_fn``, as the argument had one."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
+    """Copy a tree of arguments; return it, and what could not be copied faithfully.
+
+    Tensors keep strides, offsets, ``requires_grad``, class and attributes; views of one storage stay
+    views of one storage; containers and objects are copied around them. Modules and optimizers, and
+    tensors that share storage with one of ``keep``, stay themselves.
+    """
+    memo: dict[int, Any] = {}
+    notes: list[str] = []
+    storages: dict[int, torch.UntypedStorage] = {}
+    kept = {s for owner in keep for t in state_tensors(owner) if (s := storage_key(t)) is not None}
+    found = list(walk(tree))
+    for value in found:
+        if isinstance(value, torch.Tensor):
+            if storage_key(value) in kept:
+                memo[id(value)] = value
+            else:
+                memo[id(value)] = clone_tensor(value, storages)
+                if value._backward_hooks:
+                    notes.append("hooks of an argument tensor were not copied to its clone")
+        elif isinstance(value, torch.Generator):
+            memo[id(value)] = value.clone_state()
+        elif isinstance(value, (*_STATEFUL, types.FunctionType, types.MethodType)):
+            memo[id(value)] = value
+    try:
+        return copy.deepcopy(tree, memo), notes
+    except Exception as error:
+        # Locks, files, tensors hidden in C objects: shared by both runs, and said so.
+        for value in found:
+            if not isinstance(value, (dict, list, tuple, set, frozenset, collections.deque)):
+                memo.setdefault(id(value), value)
+        notes.append(f"an argument can't be copied and is shared by both runs: {type(error).__name__}: {error}")
+        return copy.deepcopy(tree, memo), notes
+
+
+def clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """Copy a tensor; ``storages`` maps storages that were copied before, to keep views views."""
+    with torch.inference_mode(tensor.is_inference()):
+        key = storage_key(tensor)
+        if key is None:
+            with torch.no_grad():
+                copied = tensor.detach().clone()
+            return copied.requires_grad_(tensor.requires_grad)
+        if key not in storages:
+            storages[key] = tensor.untyped_storage().clone()
+
+        def make() -> torch.Tensor:
+            view: torch.Tensor = _torch.view_of(storages[key], tensor)
+            return view
+
+        if isinstance(tensor, torch.nn.Parameter):
+            new: torch.Tensor = torch.nn.Parameter(make(), requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad and not tensor.is_leaf:
+            with torch.enable_grad():
+                leaf = torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+                new = _NonLeaf.apply(leaf.expand(tensor.shape), make)
+        else:
+            new = make().requires_grad_(tensor.requires_grad)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            new = new.as_subclass(type(tensor))
+        if tensor.is_leaf and tensor.grad is not None:
+            new.grad = tensor.grad.detach().clone()
+        vars(new).update(vars(tensor))
+        return new
+
+
+def detach(tree: Any) -> Any:
+    """Copy a result so that later calls, and CUDA graphs, can't overwrite it. Shares no storage."""
+    memo: dict[int, Any] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
+    for value in walk(tree):
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                copied = clone_tensor(value.detach(), storages)
+            memo[id(value)] = copied.requires_grad_(value.requires_grad) if value.requires_grad else copied
+        elif isinstance(value, (*_STATEFUL, torch.Generator, types.FunctionType, types.MethodType)):
+            memo[id(value)] = value
+    try:
+        return copy.deepcopy(tree, memo)
+    except Exception:
+        return tree  # objects that refuse copying are compared as they are
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
+    """Keeps a copy of every storage from before the first write to it.
+
+    Only for eager runs: a dispatch mode changes what is compiled.
+    """
+
+    #: Functions such as flex_attention are operators of a higher order; they run as they are.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._born: dict[int, torch.UntypedStorage] = {}
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _torch.written_arguments(func, args, kwargs):
+            key = storage_key(tensor)
+            if key is not None and key not in self._born and key not in self.before:
+                storage = tensor.untyped_storage()
+                self.before[key] = (storage, storage.clone())
+        known = {storage_key(tensor) for tensor in _torch.tensors_in((args, kwargs))}
+        out = func(*args, **kwargs)
+        for tensor in _torch.tensors_in(out):
+            key = storage_key(tensor)
+            if key is not None and key not in known and key not in self.before:
+                self._born[key] = tensor.untyped_storage()
+        return out
+
+    def restore(self) -> None:
+        """Put all changed storages back, without touching autograd's version counters."""
+        self.put({key: old for key, (_, old) in self.before.items()})
+
+    def forget(self, clones: Any, owners: list[Any]) -> None:
+        """Leave cloned arguments as they are: they show what was changed. State of owners is kept."""
+        kept = {storage_key(tensor) for owner in owners for tensor in state_tensors(owner)}
+        for value in walk(clones):
+            if isinstance(value, torch.Tensor):
+                key = storage_key(value)
+                if key is not None and key not in kept:
+                    self.before.pop(key, None)
+
+    def current(self) -> dict[int, torch.UntypedStorage]:
+        """Copy what the storages hold now."""
+        return {key: storage.clone() for key, (storage, _) in self.before.items()}
+
+    def put(self, contents: dict[int, torch.UntypedStorage]) -> None:
+        for key, content in contents.items():
+            storage = self.before[key][0]
+            if storage.nbytes() != content.nbytes():
+                storage.resize_(content.nbytes())
+            storage.copy_(content)
+
+
+def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
+    """Parameters and buffers of a module; of an optimizer, parameters and state."""
+    if isinstance(owner, torch.nn.Module):
+        yield from owner.parameters()
+        yield from owner.buffers()
+    else:
+        for group in owner.param_groups:
+            yield from group["params"]
+        for state in owner.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class State:
+    """Python-side state of modules and optimizers: attributes, gradients, optimizer state."""
+
+    def __init__(self, owners: list[Any]) -> None:
+        self.owners = owners
+        self._attributes: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
+        self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
+        seen: set[int] = set()
+        for owner in owners:
+            if isinstance(owner, torch.nn.Module):
+                for module in owner.modules():
+                    if id(module) not in seen:
+                        seen.add(id(module))
+                        self._keep_module(module)
+            else:
+                state = {key: dict(value) for key, value in owner.state.items()}
+                self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
+            for tensor in state_tensors(owner):
+                if tensor.is_leaf:
+                    self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad)
+
+    def _keep_module(self, module: torch.nn.Module) -> None:
+        values = dict(vars(module))
+        inner = {k: _shallow(v) for k, v in values.items() if isinstance(v, (dict, list, set, collections.deque))}
+        self._attributes.append((module, type(module), values, inner))
+
+    def restore(self) -> None:
+        for module, cls, values, inner in self._attributes:
+            if type(module) is not cls:
+                module.__class__ = cls
+            for name, content in inner.items():
+                _refill(values[name], content)
+            own = vars(module)
+            if own.keys() != values.keys() or any(own[k] is not values[k] for k in values):
+                own.clear()
+                own.update(values)
+        for optimizer, state, groups in self._optimizers:
+            optimizer.state.clear()
+            optimizer.state.update({key: dict(value) for key, value in state.items()})
+            for group, content in zip(optimizer.param_groups, groups):
+                _refill(group, content)
+        for tensor, grad, requires_grad in self._tensors.values():
+            if tensor.grad is not grad:
+                tensor.grad = grad
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+
+def _shallow(value: Any) -> Any:
+    return copy.copy(value)
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a dict, list, set or deque its former content, in place and only if it differs."""
+    if isinstance(container, dict):
+        if list(container) != list(content) or any(container[k] is not content[k] for k in content):
+            container.clear()
+            container.update(content)
+    elif isinstance(container, set):
+        if container != content:
+            container.clear()
+            container.update(content)
+    elif len(container) != len(content) or any(a is not b for a, b in zip(container, content)):
+        container.clear()
+        container.extend(content)
+
+
+# -- random numbers -------------------------------------------------------------------------------
+
+
+class Random:
+    """State of all random number generators that a call can draw from."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        torch.set_rng_state(self._cpu)
+        for number, state in enumerate(self._cuda):
+            torch.cuda.set_rng_state(state, number)
+
+    def changed(self, since: Random) -> tuple[str, ...]:
+        """Names of the generators whose state differs from ``since``."""
+        names = []
+        if self._python != since._python:
+            names.append("random")
+        if self._numpy is not None and since._numpy is not None and not _same_numpy(self._numpy, since._numpy):
+            names.append("numpy.random")
+        if not torch.equal(self._cpu, since._cpu):
+            names.append("torch")
+        # If CUDA was initialised in between there is nothing to compare with.
+        if any(not torch.equal(a, b) for a, b in zip(self._cuda, since._cuda)):
+            names.append("torch.cuda")
+        return tuple(names)
+
+
+
+def _same_numpy(a: Any, b: Any) -> bool:
+    return all((x == y).all() if hasattr(x, "all") and hasattr(x, "shape") else x == y for x, y in zip(a, b))

@@ -1,0 +1,54 @@
+"""Hooks, each a few lines. Imported by every pytest run, so it imports next to nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_dynamo import options
+from pytest_dynamo.fixtures import compiled
+from pytest_dynamo.fixtures import compiled_variant
+
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["compiled", "compiled_variant"]
+
+_MARKER = (
+    "compiled(backend='inductor', mode='default', dynamic=None, fullgraph=False, options=None, "
+    "max_breaks=None, max_recompiles=None, max_graphs=None, max_cudagraph_skips=None, max_compile_time=None, "
+    "rtol=None, atol=None, allow_uncompiled=False): run the test once for each way of compiling, compared "
+    "with eager mode; lists make the variants (pytest-dynamo)"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    if options.any_given(config):
+        from pytest_dynamo.session import activate
+
+        activate(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # The one hook that runs for every test function of a run that doesn't use this plugin.
+    if "compiled_variant" in metafunc.fixturenames or "compiled" in metafunc.definition.keywords:
+        from pytest_dynamo import collection
+
+        collection.generate(metafunc)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    yield
+    if any("compiled" in item.keywords or "compiled_variant" in getattr(item, "fixturenames", ()) for item in items):
+        from pytest_dynamo import collection
+
+        collection.check(config, items)

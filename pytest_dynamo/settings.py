@@ -1,0 +1,117 @@
+"""What a test allows and how it is compiled: frozen values, checked when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import replace
+from typing import Any
+from typing import Union
+
+
+#: A backend as users write it: a name, ``"package.module:attribute"``, or a callable.
+Backend = Union[str, Callable[..., Any]]
+
+
+class SettingsError(ValueError):
+    """A value that a setting can't have; the text says which and what would be right."""
+
+
+#: Limits on what only ``compiled_benchmark`` measures.
+BENCHMARK_LIMITS = ("max_memory_ratio", "min_speedup")
+
+
+def _check_number(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise SettingsError(f"{name} must be a number or None, not {value!r}")
+    if not value >= 0:
+        raise SettingsError(f"{name} can't be negative: {value!r}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a test may cost; ``None`` means that the number is told and not judged."""
+
+    max_breaks: int | None = None
+    max_recompiles: int | None = None
+    max_graphs: int | None = None
+    max_cudagraph_skips: int | None = None
+    #: Seconds of compilation in the test.
+    max_compile_time: float | None = None
+    #: These two need the fixture ``compiled_benchmark``.
+    max_memory_ratio: float | None = None
+    min_speedup: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_breaks", "max_recompiles", "max_graphs", "max_cudagraph_skips"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise SettingsError(f"{name} must be a whole number or None, not {value!r}")
+            if value < 0:
+                raise SettingsError(f"{name} can't be negative: {value!r}")
+        for name in ("max_compile_time", *BENCHMARK_LIMITS):
+            _check_number(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far compiled values may be from eager's; ``None`` takes the default of the dtype."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            _check_number(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run: every field is a tuple, and their product makes the variants."""
+
+    backend: tuple[Backend, ...] = ("inductor",)
+    mode: tuple[str, ...] = ("default",)
+    dynamic: tuple[bool | None, ...] = (None,)
+    fullgraph: tuple[bool, ...] = (False,)
+    options: tuple[Mapping[str, Any] | None, ...] = (None,)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that options, ini and markers say about one test."""
+
+    run: Run = Run()
+    limits: Limits = Limits()
+    tolerances: Tolerances = Tolerances()
+    allow_uncompiled: bool = False
+    #: Names of the fields that a marker gave, for "allowed by its marker" and for narrowing.
+    marked: frozenset[str] = frozenset()
+
+    def override(self, values: Mapping[str, Any]) -> Settings:
+        """Return a copy in which each named field has the given value."""
+        parts: dict[str, Any] = {}
+        for part in ("run", "limits", "tolerances"):
+            own = getattr(self, part)
+            given = {k: v for k, v in values.items() if k in field_names(type(own))}
+            if given:
+                parts[part] = replace(own, **given)
+        if "allow_uncompiled" in values:
+            parts["allow_uncompiled"] = values["allow_uncompiled"]
+        return replace(self, **parts)
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
+
+
+RUN_FIELDS = field_names(Run)
+LIMIT_FIELDS = field_names(Limits)
+TOLERANCE_FIELDS = field_names(Tolerances)
+#: Keywords of the marker, in the order in which the documentation lists them.
+MARKER_FIELDS = (*RUN_FIELDS, *LIMIT_FIELDS, *TOLERANCE_FIELDS, "allow_uncompiled")

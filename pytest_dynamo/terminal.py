@@ -1,0 +1,154 @@
+"""Report → text for the terminal, as lists of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from pytest_dynamo.record import Check
+from pytest_dynamo.record import Finding
+from pytest_dynamo.record import Observation
+from pytest_dynamo.record import Record
+from pytest_dynamo.report import Report
+
+
+_TITLES = {
+    "max_breaks": "{seen} graph break{s}, {allowed} allowed",
+    "max_recompiles": "{seen} recompile{s}, {allowed} allowed",
+    "max_cudagraph_skips": "{seen} CUDA-graph skip{s}, {allowed} allowed",
+    "max_graphs": "{seen} graph{s}, {allowed} allowed",
+    "max_compile_time": "{seen:.1f} s of compiling, {allowed:g} allowed",
+    "limit_hit": "recompile limit hit",
+    "uncompiled": "not compiled",
+    "fullgraph": "graph break under fullgraph=True",
+}
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """Return a title for each broken limit, then one line for each place, its hint, how to accept it."""
+    lines: list[str] = []
+    for limit in dict.fromkeys(finding.limit for finding in findings):
+        same = [finding for finding in findings if finding.limit == limit]
+        first = same[0]
+        plural = "" if first.seen == 1 else "s"
+        lines.append(_TITLES[limit].format(seen=first.seen, allowed=first.allowed, s=plural))
+        for finding in same:
+            head, *rest = finding.message.splitlines()
+            lines.append("  " + (f"{finding.file}:{finding.line}  {head}" if finding.file else head))
+            lines += [f"      {line}" for line in rest]
+        if first.accept_with:
+            lines.append(f"  accept with @pytest.mark.compiled({first.accept_with})")
+    return lines
+
+
+def parity_lines(checks: Iterable[Check], limit: int = 10) -> list[str]:
+    """Return one line for each check that failed."""
+    failed = [check for check in checks if check.passed is False]
+    lines = [f"  {check.path}  {check.what}: {check.note}" for check in failed[:limit]]
+    if len(failed) > limit:
+        lines.append(f"  and {len(failed) - limit} more")
+    return lines
+
+
+def observation_lines(observation: Observation) -> Iterator[str]:
+    """Tell what was seen though no limit judges it."""
+    for found in observation.breaks:
+        reasons = "; ".join(r.reason + (f"  [{r.id}]" if r.id else "") for r in found.reasons)
+        ignored = f"  (ignored: {found.ignored})" if found.ignored else ""
+        yield f"{found.file}:{found.line}  graph break: {reasons}{ignored}"
+    for again in observation.recompiles:
+        yield f"{again.file}:{again.line}  recompile: {'; '.join(again.reasons)}"
+    for skip in observation.cudagraphs.skips:
+        yield f"{skip.file or '?'}:{skip.line or '?'}  no CUDA graph: {skip.reason}"
+
+
+def summary_lines(report: Report, verbosity: int) -> list[str]:
+    """Return the summary at the end of a run: a table with ``-v``, totals always."""
+    lines: list[str] = []
+    if verbosity > 0:
+        lines += _table(report.records)
+        for record in report.records:
+            told = list(observation_lines(record.observation))
+            told += [f"not checked: {text}" for text in record.not_checked]
+            told += [f"note: {text}" for text in record.notes]
+            if told:
+                lines += [f"{record.nodeid} ({record.phase})", *(f"    {line}" for line in told)]
+    for record in report.records:
+        for name in record.relaxed:
+            lines.append(f"{record.nodeid}: {name} allowed by its marker")
+        if verbosity <= 0:
+            lines += [f"{record.nodeid}: {text}" for text in record.notes]
+    lines += report.notes
+    lines.append(_totals(report))
+    return lines
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    head = ("test", "variant", "graphs", "breaks", "recompiles", "CUDA graphs", "parity error", "compile s")
+    rows = [head, *(_row(record) for record in records)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    return [
+        "  ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    seen = record.observation
+    name = record.nodeid.rpartition("::")[2].partition("[")[0] if "::" in record.nodeid else record.nodeid
+    if record.phase != "call":
+        name += f" ({record.phase})"
+    seconds = seen.compile.seconds
+    return (
+        name,
+        (record.variant or {}).get("id") or "-",
+        _number(seen.graphs),
+        str(seen.break_count),
+        str(seen.recompile_count),
+        _cudagraphs(record),
+        _error(record),
+        "?" if seconds is None else f"{seconds:.1f}",
+    )
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _cudagraphs(record: Record) -> str:
+    seen = record.observation.cudagraphs
+    if seen.skips:
+        return f"{len(seen.skips)} skipped"
+    if not seen.expected and not seen.recorded:
+        return "-"
+    return f"{_number(seen.recorded)} recorded, {_number(seen.replayed)} replayed"
+
+
+def _error(record: Record) -> str:
+    parity = record.parity
+    if parity.passed is None:
+        return "-" if not parity.calls else "not checked"
+    errors = [check.max_abs for check in parity.checks if check.max_abs is not None]
+    worst = f"{max(errors):.1e}" if errors else "0"
+    return worst if parity.passed else f"{worst} FAILED"
+
+
+def _totals(report: Report) -> str:
+    t = report.totals
+    parts = [
+        _count(t["tests"], "test") + " compiled",
+        _count(t["graphs"], "graph"),
+        _count(t["breaks"], "graph break") + (f" (and {t['ignored_breaks']} ignored)" if t["ignored_breaks"] else ""),
+        _count(t["recompiles"], "recompile"),
+    ]
+    if t["limit_hits"]:
+        parts.append(_count(t["limit_hits"], "limit hit"))
+    if t["cudagraph_skips"]:
+        parts.append(_count(t["cudagraph_skips"], "CUDA-graph skip"))
+    parts.append(f"{t['not_checked']} not checked")
+    return ", ".join(parts)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")

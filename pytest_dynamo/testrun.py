@@ -1,0 +1,233 @@
+"""What is known of the test that runs now: its settings, groups of events, parity, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+
+from pytest_dynamo.errors import ParityError
+from pytest_dynamo.events import CompileResult
+from pytest_dynamo.events import CudaGraphRecording
+from pytest_dynamo.events import SkipEvent
+from pytest_dynamo.observer import Observer
+from pytest_dynamo.places import Places
+from pytest_dynamo.record import Check
+from pytest_dynamo.record import CudaGraphs
+from pytest_dynamo.record import CudaGraphSkip
+from pytest_dynamo.record import Finding
+from pytest_dynamo.record import Observation
+from pytest_dynamo.record import Parity
+from pytest_dynamo.record import Record
+from pytest_dynamo.settings import Settings
+from pytest_dynamo.summary import Group
+from pytest_dynamo.summary import summarize
+from pytest_dynamo.variants import Variant
+from pytest_dynamo.verdict import Uncompiled
+from pytest_dynamo.verdict import rewritten_message
+
+
+@dataclass
+class FunctionRun:
+    """What one ``CompiledFunction`` did in a test."""
+
+    name: str
+    group: Group = field(default_factory=Group)
+    calls: int = 0
+    #: Calls in which compiled code returned.
+    returned: int = 0
+    #: Calls in which eager and compiled both raised.
+    raised: int = 0
+    #: Dynamo already held code that another function of this test had compiled.
+    shared: bool = False
+    #: By what compilation was switched off during a call.
+    switched_off: str | None = None
+    cudagraphs_expected: bool = False
+    #: Calls that ended in a replay; None: this torch does not tell.
+    replayed: int | None = 0
+
+    @property
+    def captured(self) -> bool:
+        """Whether any operation was captured into a graph."""
+        return self.shared or any(
+            isinstance(e, CompileResult) and e.forward and e.fail_type is None and e.ops for e in self.group.events
+        )
+
+    @property
+    def recorded(self) -> int:
+        return sum(isinstance(event, CudaGraphRecording) for event in self.group.events)
+
+
+class TestRun:
+    """State of one test, from its setup to its teardown."""
+
+    __test__ = False
+
+    def __init__(self, nodeid: str, settings: Settings, observer: Observer, places: Places) -> None:
+        self.nodeid = nodeid
+        self.settings = settings
+        self.observer = observer
+        self.places = places
+        self.variant: Variant | None = None
+        #: Whether the test has one of our fixtures.
+        self.uses_fixtures = False
+        #: Whether the test function itself names ``compiled``: then it has to use it.
+        self.names_compiled = False
+        self.loose = Group()
+        self.functions: list[FunctionRun] = []
+        self.checks: list[Check] = []
+        self.parity_errors: list[ParityError] = []
+        self.findings: list[Finding] = []
+        self.not_checked: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+        self.relaxed: tuple[str, ...] = ()
+        self.judged = False
+        #: Shows on a terminal that something is being compiled for this test.
+        self.progress: Callable[[str], AbstractContextManager[None]] = lambda nodeid: nullcontext()
+        self._starts: dict[int, int] = {}
+        self._phase_checks = 0
+        self._phase_calls = 0
+
+    # -- events --
+
+    def take_loose(self) -> None:
+        """Put down what was compiled since the last look to code that the test compiles itself."""
+        self.loose.events += self.observer.take()
+
+    def take_for(self, function: FunctionRun) -> None:
+        function.group.events += self.observer.take()
+
+    def take_away(self) -> None:
+        """Forget what was compiled since the last look: the plugin did it for its own ends."""
+        self.observer.take()
+
+    @property
+    def groups(self) -> list[Group]:
+        return [self.loose, *(function.group for function in self.functions)]
+
+    def observation(self, *, phase_only: bool = False) -> Observation:
+        """What the compiler did in the whole test, or since the phase began."""
+        signals = self.observer.signals
+        parts = [(g, self._starts.get(id(g), 0) if phase_only else 0) for g in self.groups]
+        seen = summarize(parts, self.places, results=signals is None or signals.results)
+        return self.with_cudagraphs(seen, self.functions)
+
+    @staticmethod
+    def with_cudagraphs(seen: Observation, functions: Sequence[FunctionRun]) -> Observation:
+        """Add what is known of CUDA graphs from the calls of functions."""
+        expecting = [function for function in functions if function.cudagraphs_expected]
+        graphs = seen.cudagraphs
+        if not expecting:
+            return replace(seen, cudagraphs=replace(graphs, expected=False if functions else None))
+        never = () if graphs.skips else tuple(
+            CudaGraphSkip(f"never recorded: {function.name}", None, None)
+            for function in expecting
+            if function.returned and not function.recorded
+        )
+        counts = [function.replayed for function in expecting]
+        replayed = None if None in counts else sum(count or 0 for count in counts)
+        return replace(seen, cudagraphs=CudaGraphs(True, graphs.recorded, replayed, (*graphs.skips, *never)))
+
+    # -- verdict --
+
+    def uncompiled(self) -> tuple[Uncompiled, ...]:
+        """Functions of which nothing was compiled although they should."""
+        found = []
+        if self.names_compiled and not self.functions:
+            found.append(Uncompiled("compiled", "compiled was never used: pass it a function or module and call what it returns"))
+        for function in self.functions:
+            if not function.calls:
+                found.append(Uncompiled(function.name, f"compiled({function.name}) was never called"))
+            elif function.returned and not function.captured:
+                found.append(self._why(function))
+        return tuple(found)
+
+    def _why(self, function: FunctionRun) -> Uncompiled:
+        seen = summarize([(function.group, 0)], self.places)
+        for found in seen.breaks:
+            if found.ignored is not None:
+                return Uncompiled(function.name, rewritten_message(found), found.file, found.line)
+        why = [f"nothing was compiled: no operation of {function.name} was captured"]
+        for found in seen.breaks:
+            reason = found.reasons[0]
+            number = f"  [{reason.id}]" if reason.id else ""
+            why.append(f"{found.file}:{found.line}  {reason.reason}{number}")
+            if reason.hint:
+                why.append(f"hint: {reason.hint}")
+        if function.switched_off:
+            why.append(f"compilation is switched off by {function.switched_off}")
+        elif not seen.breaks:
+            skips = [e for e in function.group.events if isinstance(e, SkipEvent)]
+            why += dict.fromkeys(f"Dynamo left {s.function} alone: {s.reason}" for s in skips[:3])
+        first = seen.breaks[0] if seen.breaks else None
+        return Uncompiled(
+            function.name, "\n".join(why), first.file if first else None, first.line if first else None
+        )
+
+    def check_completeness(self, observation: Observation) -> None:
+        """Note what this test could not check."""
+        for function in self.functions:
+            if function.calls and not function.returned and function.raised:
+                self.not_checked[f"{function.name}: all calls raised, in eager mode too"] = None
+            if function.recorded and function.replayed == 0:
+                self.not_checked[f"CUDA graphs: those of {function.name} were recorded and never replayed"] = None
+            if function.cudagraphs_expected and function.replayed is None:
+                self.not_checked["CUDA graphs: this torch does not tell whether they were replayed"] = None
+        for error in self.observer.errors:
+            self.not_checked[f"counts may be too low: {error}"] = None
+        self.observer.errors.clear()
+        if self.observer.signals is not None and (observation.anything or self.functions):
+            for name in self.observer.signals.missing():
+                self.not_checked[f"{name}: this torch is not understood, it does not tell them"] = None
+
+    # -- records --
+
+    def begin_phase(self) -> None:
+        """What follows belongs to the next record."""
+        self._starts = {id(group): len(group.events) for group in self.groups}
+        self._phase_checks = len(self.checks)
+        self._phase_calls = sum(function.calls for function in self.functions)
+        self.not_checked, self.notes = {}, {}
+
+    def record(self, phase: str, findings: Sequence[Finding] = ()) -> Record | None:
+        """The record of the phase that ends now; None if nothing happened in it."""
+        seen = self.observation(phase_only=True)
+        checks = self.checks[self._phase_checks :]
+        calls = sum(function.calls for function in self.functions) - self._phase_calls
+        own = self.variant is not None and phase == "call"
+        if not (own or seen.anything or findings or checks or self.notes or self.not_checked):
+            return None
+        return Record(
+            nodeid=self.nodeid,
+            phase=phase,
+            variant=self.variant.to_json() if self.variant is not None else None,
+            observation=seen,
+            parity=Parity(_passed(checks), calls, merge_checks(checks)),
+            findings=tuple(findings),
+            not_checked=tuple(self.not_checked),
+            notes=tuple(self.notes),
+            relaxed=self.relaxed if phase == "call" else (),
+        )
+
+
+def _passed(checks: Sequence[Check]) -> bool | None:
+    judged = [check.passed for check in checks if check.passed is not None]
+    return all(judged) if judged else None
+
+
+def merge_checks(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Keep every check that did not pass, and of those that did the one furthest off for each path."""
+    kept: dict[tuple[str, str], Check] = {}
+    others = []
+    for check in checks:
+        if check.passed is not True:
+            others.append(check)
+            continue
+        before = kept.get((check.what, check.path))
+        if before is None or (check.max_abs or 0.0) > (before.max_abs or 0.0):
+            kept[check.what, check.path] = check
+    return (*kept.values(), *others)
