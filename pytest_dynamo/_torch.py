@@ -211,9 +211,10 @@ def _rewritten_by_pytest(error: BaseException | None, where: StackFrame) -> bool
         trace = trace.tb_next
     for frame in (*reversed(frames), *_frames()):
         code = getattr(frame.f_locals.get("self"), "f_code", None)
-        if isinstance(code, CodeType) and code.co_filename == where.file:
-            if messages.real_function(code.co_name) == where.function:
-                return any(n.startswith(_PYTEST_NAMES) for n in (*code.co_names, *code.co_varnames))
+        if not isinstance(code, CodeType) or code.co_filename != where.file:
+            continue
+        if messages.real_function(code.co_name) == where.function:
+            return any(n.startswith(_PYTEST_NAMES) for n in (*code.co_names, *code.co_varnames))
     return False
 
 
@@ -353,10 +354,8 @@ def compiled_entries(fn: Callable[..., Any]) -> int | None:
 
 def code_of(fn: Any) -> CodeType | None:
     """Code object that Dynamo compiles first when ``torch.compile(fn)`` is called, or None."""
-    if not hasattr(fn, "__code__") and hasattr(fn, "forward"):
-        fn = fn.forward
-    elif not hasattr(fn, "__code__") and not hasattr(fn, "__func__"):
-        fn = getattr(type(fn), "__call__", None)
+    if not hasattr(fn, "__code__"):
+        fn = getattr(fn, "forward", None) or type(fn).__call__
     code = getattr(fn, "__code__", None)
     return code if isinstance(code, CodeType) else None
 

@@ -165,7 +165,7 @@ class Checker:
     def watch_forward(self) -> Iterator[list[str]]:
         """Collect whether the module is called while a method of it runs."""
         ran: list[str] = []
-        handle = self.fn.register_forward_pre_hook(lambda module, args: ran.append("forward"))  # type: ignore[attr-defined]
+        handle = self.fn.register_forward_pre_hook(lambda module, args: ran.append("forward"))
         try:
             yield ran
         finally:
@@ -211,7 +211,7 @@ class Checker:
         start.restore()
         try:
             with compiling(self.run):
-                apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
+                apart: Callable[..., Any] = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
                 value = apart(*arguments[0], **arguments[1])
             again = self._compare(Outcome(value, None, arguments, inputs.Random()), eager, written)
         except Exception as error:
@@ -223,7 +223,9 @@ class Checker:
             kept[2].restore()
             kept[0].restore()
         if all(check.passed is not False for check in again):
-            self.run.notes[f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"] = None
+            self.run.notes[
+                f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
+            ] = None
         return again
 
     def _unless_nondeterministic(
@@ -269,13 +271,12 @@ class Checker:
             return compiled.value
         if compiled.error is not None:
             self._raise_fullgraph_break(compiled.error)
-        if compiled.error is not None and eager.error is not None:
-            if isinstance(compiled.error, type(eager.error)):
-                function.raised += 1
-                self.run.checks.append(Check("exception", "raised", call, True))
-                # Dynamo gives code up whose first call raised.
-                self.run.observer.reset()
-                raise compiled.error
+        if compiled.error is not None and eager.error is not None and isinstance(compiled.error, type(eager.error)):
+            function.raised += 1
+            self.run.checks.append(Check("exception", "raised", call, True))
+            # Dynamo gives code up whose first call raised.
+            self.run.observer.reset()
+            raise compiled.error
         note = f"compiled {_told(compiled.error)}, eager {_told(eager.error)}"
         self.run.checks.append(Check("exception", "raised", call, False, note=note))
         text = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]\n  {note}"
@@ -292,9 +293,7 @@ class Checker:
         for found in seen.breaks:
             site = self.run.places.site(event.stack)
             if site is not None and (found.file, found.line) == (self.run.places.relative(site.file), site.line):
-                finding = Finding(
-                    "fullgraph", 0, 1, break_message(found), found.file, found.line, "fullgraph=False"
-                )
+                finding = Finding("fullgraph", 0, 1, break_message(found), found.file, found.line, "fullgraph=False")
                 self.run.findings.append(finding)
                 raise LimitError("\n".join(finding_lines([finding]))) from None
 
@@ -328,17 +327,20 @@ def refuse(fn: Any) -> None:
         raise TypeError(f"compiled() takes an instance, not the class {fn.__name__}")
     inner = getattr(fn, "func", fn)
     inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
-    call = getattr(type(inner), "__call__", None)
-    for one in (inner, call):
+    for one in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            raise TypeError(f"compiled() can't take the coroutine function {name_of(fn)}: torch.compile runs it in eager mode")
+            raise TypeError(
+                f"compiled() can't take the coroutine function {name_of(fn)}: torch.compile runs it in eager mode"
+            )
         if inspect.isgeneratorfunction(one):
             raise TypeError(f"compiled() can't take the generator function {name_of(fn)}: its values exist only once")
 
 
 def refuse_result(value: Any, name: str) -> None:
     if inspect.isgenerator(value) or inspect.iscoroutine(value) or inspect.isasyncgen(value):
-        raise TypeError(f"compiled({name}) returned a {type(value).__name__}: its values exist only once, so they can't be compared")
+        raise TypeError(
+            f"compiled({name}) returned a {type(value).__name__}: its values exist only once, so they can't be compared"
+        )
 
 
 @contextmanager

@@ -102,7 +102,12 @@ def _check_item(config: pytest.Config, item: pytest.Item, base: Settings) -> Set
             raise SettingsError(f"{name} can't make variants of a unittest.TestCase method")
         if made is not None and getattr(made.run, name) != getattr(settings.run, name):
             raise SettingsError(f"{name} comes too late to make variants: put it on the function, class or module")
-        if made is None and not ours and not is_testcase and any(node is item and _late(item, m) for node, marks in layers for m in marks if name in m.kwargs):
+        if (
+            made is None
+            and not ours
+            and not is_testcase
+            and any(node is item and _late(item, m) for node, marks in layers for m in marks if name in m.kwargs)
+        ):
             raise SettingsError(f"{name} needs the fixture compiled or compiled_variant")
     if not ours:
         _check_wide_markers(config, layers, item)

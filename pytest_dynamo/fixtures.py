@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 
-
 if TYPE_CHECKING:
     from pytest_dynamo.compiled_function import CompiledFunction
     from pytest_dynamo.variants import Variant
@@ -66,8 +65,6 @@ def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Calla
         return CompiledFunction(checker)
 
     return compiled
-
-
 
 
 def uses_ours(item: pytest.Item | Any) -> bool:

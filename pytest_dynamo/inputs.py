@@ -352,6 +352,5 @@ class Random:
         return tuple(names)
 
 
-
 def _same_numpy(a: Any, b: Any) -> bool:
     return all((x == y).all() if hasattr(x, "all") and hasattr(x, "shape") else x == y for x, y in zip(a, b))

@@ -50,11 +50,7 @@ class Guard:
 
 
 def _config() -> dict[tuple[str, str], Any]:
-    return {
-        (part, name): value
-        for part, values in _torch.config_values().items()
-        for name, value in values.items()
-    }
+    return {(part, name): value for part, values in _torch.config_values().items() for name, value in values.items()}
 
 
 def _differs(a: Any, b: Any) -> bool:

@@ -46,7 +46,7 @@ class LoggerTap:
             if enabled(record.levelno):
                 handle(record)
 
-        logger.isEnabledFor = tapped_enabled  # type: ignore[method-assign]
+        logger.isEnabledFor = tapped_enabled  # type: ignore[method-assign, assignment]
         logger.handle = tapped_handle  # type: ignore[method-assign]
 
     def remove(self) -> None:
@@ -72,9 +72,7 @@ class Observer:
                 LoggerTap(name, self._sink(_torch.parse_cudagraph_skip), logging.WARNING)
                 for name in _torch.CUDAGRAPH_SKIP_LOGGERS
             ),
-            LoggerTap(
-                _torch.CUDAGRAPH_RECORD_LOGGER, self._sink(_torch.parse_cudagraph_recording), logging.DEBUG
-            ),
+            LoggerTap(_torch.CUDAGRAPH_RECORD_LOGGER, self._sink(_torch.parse_cudagraph_recording), logging.DEBUG),
         ]
         #: What this torch tells; None until ``check_signals`` has been called.
         self.signals: Signals | None = None

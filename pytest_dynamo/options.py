@@ -167,7 +167,9 @@ def marker_layers(node: pytest.Item | Any) -> Iterator[tuple[pytest.Item | Any, 
         if not marks:
             continue
         if isinstance(level, pytest.Item):
-            param = [m.mark if hasattr(m, "mark") else m for m in getattr(getattr(level, "callspec", None), "marks", ())]
+            param = [
+                m.mark if hasattr(m, "mark") else m for m in getattr(getattr(level, "callspec", None), "marks", ())
+            ]
             layers = _split(marks, [param, _written(getattr(level, "obj", None))])
         elif isinstance(level, pytest.Class):
             layers = _split(marks, [_written(cls, own=True) for cls in level.obj.__mro__])
@@ -187,9 +189,9 @@ def _split(marks: list[pytest.Mark], known: list[list[Any]]) -> list[list[pytest
 
 def _written(obj: Any, own: bool = False) -> list[pytest.Mark]:
     """Markers of ours in the source code of a function or class."""
-    marks = vars(obj).get("pytestmark", []) if own else getattr(obj, "pytestmark", [])
-    marks = marks if isinstance(marks, list) else [marks]
-    return [m for m in (getattr(mark, "mark", mark) for mark in marks) if m.name == "compiled"]
+    found: Any = vars(obj).get("pytestmark", []) if own else getattr(obj, "pytestmark", [])
+    marks: list[Any] = [getattr(mark, "mark", mark) for mark in (found if isinstance(found, list) else [found])]
+    return [mark for mark in marks if mark.name == "compiled"]
 
 
 def is_ours(mark: pytest.Mark) -> bool:
@@ -240,7 +242,12 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     allowed = {"dynamic": (bool, type(None)), "fullgraph": (bool,), "options": (dict, type(None)), "mode": (str,)}
     for one in listed:
         if name in allowed and not isinstance(one, allowed[name]):
-            wanted = {"dynamic": "True, False or None", "fullgraph": "True or False", "options": "a dict", "mode": "a name"}
+            wanted = {
+                "dynamic": "True, False or None",
+                "fullgraph": "True or False",
+                "options": "a dict",
+                "mode": "a name",
+            }
             raise SettingsError(f"{name} must be {wanted[name]} or a list of such, not {one!r}")
     return listed
 

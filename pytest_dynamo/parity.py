@@ -66,7 +66,9 @@ class _Comparison:
         if actual is expected:
             yield self._check("values", path, True)
         elif type(actual) is not type(expected):
-            names = [f"{type(v).__module__}.{type(v).__qualname__}".removeprefix("builtins.") for v in (actual, expected)]
+            names = [
+                f"{type(v).__module__}.{type(v).__qualname__}".removeprefix("builtins.") for v in (actual, expected)
+            ]
             yield self._check("type", path, False, f"compiled {names[0]}, eager {names[1]}")
         elif isinstance(expected, torch.Tensor):
             yield from self._tensor(actual, expected, path)
@@ -130,8 +132,8 @@ class _Comparison:
             yield from self._attributes(actual, expected, path, {n: getattr(expected, n) for n in given})
         elif getattr(expected, "__dict__", None):
             yield from self._attributes(actual, expected, path, vars(expected))
-        elif type(expected).__eq__ is not object.__eq__:
-            yield self._check("values", path, bool(actual == expected))
+        elif _compares_itself(expected) and isinstance(same := actual == expected, bool):
+            yield self._check("values", path, same)
         else:
             kind = f"{type(expected).__module__}.{type(expected).__qualname__}"
             yield self._check("structure", path, None, f"don't know how to compare objects of {kind}")
@@ -145,7 +147,10 @@ class _Comparison:
 
     def _number(self, actual: Any, expected: Any, path: str) -> Check:
         # A Python number may come from float32 arithmetic, as by `.item()`: its tolerance holds.
-        a, e = (torch.tensor(v, dtype=torch.complex128 if isinstance(v, complex) else torch.float64) for v in (actual, expected))
+        a, e = (
+            torch.tensor(v, dtype=torch.complex128 if isinstance(v, complex) else torch.float64)
+            for v in (actual, expected)
+        )
         return self._close(a, e, path, *self._limits(torch.float32))
 
     # -- tensors --
@@ -154,7 +159,9 @@ class _Comparison:
         facts = ["layout", "dtype", "device", "shape", "requires_grad"]
         failed = False
         for fact in facts:
-            difference = self._same(fact if fact != "layout" else "type", path, getattr(actual, fact), getattr(expected, fact))
+            difference = self._same(
+                fact if fact != "layout" else "type", path, getattr(actual, fact), getattr(expected, fact)
+            )
             if difference:
                 failed = failed or fact not in ("requires_grad", "device")
                 yield difference
@@ -205,7 +212,7 @@ class _Comparison:
         wrong = ~same & (~finite | (off > atol + rtol * e.abs()))
         max_abs = off.max().item()
         relative = torch.where(finite & (e != 0), off / e.abs(), 0.0)
-        numbers = {"max_abs": max_abs, "max_rel": relative.max().item()}
+        numbers: dict[str, Any] = {"max_abs": max_abs, "max_rel": relative.max().item()}
         if not wrong.any():
             return self._check("values", path, True, **numbers)
         score = torch.where(wrong, torch.where(finite, off, math.inf), -1.0)
@@ -215,6 +222,10 @@ class _Comparison:
             f"worst at {_at(where)}: compiled {actual[where].item():.6g}, eager {expected[where].item():.6g}"
         )
         return self._check("values", path, False, note, **numbers)
+
+
+def _compares_itself(value: object) -> bool:
+    return vars(object)["__eq__"] is not getattr(type(value), "__eq__", None)
 
 
 def _key(key: object) -> object:

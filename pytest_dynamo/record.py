@@ -215,7 +215,8 @@ class Record:
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         inner = {f.name: data[f.name] for f in fields(Observation)}
         outer = {f.name: data[f.name] for f in fields(cls) if f.name != "observation"}
-        return _build(cls, {**outer, "observation": inner})
+        record: Record = _build(cls, {**outer, "observation": inner})
+        return record
 
 
 def _build(kind: Any, value: Any) -> Any:

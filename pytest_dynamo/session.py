@@ -202,7 +202,9 @@ class DynamoSession:
 
     def _check_signals(self, run: TestRun, limits: Any) -> None:
         signals = self.observer.check_signals()
-        missing = [cap for cap in options.CAPS if getattr(limits, cap) is not None and not getattr(signals, _signal_of(cap))]
+        missing = [
+            cap for cap in options.CAPS if getattr(limits, cap) is not None and not getattr(signals, _signal_of(cap))
+        ]
         if missing:
             pytest.fail(f"{missing[0]}: this torch is not understood, it does not tell its {_signal_of(missing[0])}")
 
@@ -245,7 +247,7 @@ class DynamoSession:
             report.sections.append(("pytest-dynamo", "\n".join(terminal.finding_lines(run.findings))))
         record = run.record(report.when, run.findings if report.when == "call" else ())
         run.begin_phase()
-        report.dynamo = [] if record is None else [record.to_json()]
+        report.dynamo = [] if record is None else [record.to_json()]  # type: ignore[attr-defined]
         return report
 
     # -- all tests --
@@ -284,8 +286,8 @@ class DynamoSession:
         notes = list(getattr(self, "_worker_notes", ()))
         hand_compiled = any(r.variant is None for phases in self.records.values() for r in phases.values())
         if hand_compiled and self._order_matters:
-            why = "--dynamo-reset=never" if self.reset == "never" else "without a cap compiled code is kept from test to test"
-            notes.append(f"counts depend on the order of the tests: {why}")
+            why = "--dynamo-reset=never" if self.reset == "never" else "no cap is set, so compiled code is kept"
+            notes.append(f"counts of tests that compile by themselves depend on their order: {why}")
         return notes
 
     def report(self) -> Report:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
 from typing import Any
-from typing import Union
 
 
 #: A backend as users write it: a name, ``"package.module:attribute"``, or a callable.
-Backend = Union[str, Callable[..., Any]]
+Backend = str | Callable[..., Any]
 
 
 class SettingsError(ValueError):

@@ -149,7 +149,7 @@ def _recompiles(found: Sequence[tuple[CompileEvent, tuple[str, ...]]], places: P
 
 
 def _limit_hits(events: Sequence[LimitEvent], places: Places) -> tuple[LimitHit, ...]:
-    sites = {}
+    sites: dict[tuple[str, int, str], LimitHit] = {}
     for event in events:
         key = (places.relative(event.file), event.line, messages.real_function(event.function))
         sites.setdefault(key, LimitHit(*key, limit=event.limit, reason=messages.clean_guard(event.reason)))

@@ -123,10 +123,14 @@ class TestRun:
         graphs = seen.cudagraphs
         if not expecting:
             return replace(seen, cudagraphs=replace(graphs, expected=False if functions else None))
-        never = () if graphs.skips else tuple(
-            CudaGraphSkip(f"never recorded: {function.name}", None, None)
-            for function in expecting
-            if function.returned and not function.recorded
+        never = (
+            ()
+            if graphs.skips
+            else tuple(
+                CudaGraphSkip(f"never recorded: {function.name}", None, None)
+                for function in expecting
+                if function.returned and not function.recorded
+            )
         )
         counts = [function.replayed for function in expecting]
         replayed = None if None in counts else sum(count or 0 for count in counts)
@@ -138,7 +142,9 @@ class TestRun:
         """Functions of which nothing was compiled although they should."""
         found = []
         if self.names_compiled and not self.functions:
-            found.append(Uncompiled("compiled", "compiled was never used: pass it a function or module and call what it returns"))
+            found.append(
+                Uncompiled("compiled", "compiled was never used: pass it a function or module and call what it returns")
+            )
         for function in self.functions:
             if not function.calls:
                 found.append(Uncompiled(function.name, f"compiled({function.name}) was never called"))
@@ -164,9 +170,7 @@ class TestRun:
             skips = [e for e in function.group.events if isinstance(e, SkipEvent)]
             why += dict.fromkeys(f"Dynamo left {s.function} alone: {s.reason}" for s in skips[:3])
         first = seen.breaks[0] if seen.breaks else None
-        return Uncompiled(
-            function.name, "\n".join(why), first.file if first else None, first.line if first else None
-        )
+        return Uncompiled(function.name, "\n".join(why), first.file if first else None, first.line if first else None)
 
     def check_completeness(self, observation: Observation) -> None:
         """Note what this test could not check."""
