@@ -398,14 +398,6 @@ def last_call_replayed() -> bool | None:
         return None
 
 
-@contextlib.contextmanager
-def config_patch(**changes: Any) -> Iterator[None]:
-    import torch._dynamo.config
-
-    with torch._dynamo.config.patch(**changes):
-        yield
-
-
 # -- tensors --------------------------------------------------------------------------------------
 
 
@@ -517,14 +509,18 @@ def probe() -> None:
         torch._dynamo.graph_break()
         return x + 2
 
-    with config_patch(**{_limit_name(): 1}):
+    from torch._dynamo import config
+    from torch._dynamo.utils import counters
+
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    calm = {"fail_on_recompile_limit_hit": False, "error_on_recompile": False, "suppress_errors": False}
+    counted = {name: counter.copy() for name, counter in counters.items()}
+    with torch.compiler.set_stance("default"), config.patch({n: v for n, v in calm.items() if hasattr(config, n)}):
         step = torch.compile(breaks, backend="eager")
         step(torch.ones(1))
-        with config_patch(**{_limit_name(): 2}):
+        with config.patch({limit: 2}):
             step(torch.ones(1, dtype=torch.float64))
-        step(torch.ones(1, dtype=torch.int32))
-
-
-def _limit_name() -> str:
-    config = _module("torch._dynamo.config")
-    return "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+        with config.patch({limit: 1}):
+            step(torch.ones(1, dtype=torch.int32))
+    counters.clear()
+    counters.update(counted)

@@ -31,6 +31,8 @@ class LoggerTap:
         self.logger = logging.getLogger(name)
         self.sink = sink
         self.level = level
+        #: Pass nothing on, not even what the user enabled: the plugin itself made these records.
+        self.muted = False
         self._replaced: dict[str, object] = {}
 
     def install(self) -> None:
@@ -43,7 +45,7 @@ class LoggerTap:
 
         def tapped_handle(record: logging.LogRecord) -> None:
             sink(record)
-            if enabled(record.levelno):
+            if enabled(record.levelno) and not self.muted:
                 handle(record)
 
         logger.isEnabledFor = tapped_enabled  # type: ignore[method-assign, assignment]
@@ -123,7 +125,15 @@ class Observer:
         """Find out, once, what this torch tells, by compiling a small function that breaks."""
         if self.signals is None:
             mine = self.take()
-            _torch.probe()
+            for tap in self._taps:
+                tap.muted = True
+            try:
+                _torch.probe()
+            except Exception as error:
+                self.errors.append(f"{type(error).__name__}: {error} while compiling a small function to listen to")
+            finally:
+                for tap in self._taps:
+                    tap.muted = False
             self.signals = _torch.inspect_signals(self.take())
             with self._lock:
                 self._events[:0] = mine

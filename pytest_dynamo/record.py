@@ -118,15 +118,17 @@ class Observation:
     limit_hits: tuple[LimitHit, ...] = ()
     cudagraphs: CudaGraphs = CudaGraphs()
     compile: Compile = Compile()
+    #: Names of the lists above that this torch does not tell; they are null in JSON.
+    untold: tuple[str, ...] = ()
 
     @property
-    def break_count(self) -> int:
-        """Breaks that count: those that no rule ignores."""
-        return sum(b.ignored is None for b in self.breaks)
+    def break_count(self) -> int | None:
+        """Breaks that count: those that no rule ignores. None: this torch does not tell."""
+        return None if "breaks" in self.untold else sum(b.ignored is None for b in self.breaks)
 
     @property
-    def recompile_count(self) -> int:
-        return sum(r.count for r in self.recompiles)
+    def recompile_count(self) -> int | None:
+        return None if "recompiles" in self.untold else sum(r.count for r in self.recompiles)
 
     @property
     def anything(self) -> bool:
@@ -209,11 +211,13 @@ class Record:
         """Return primitives only, so that a record can cross to another process."""
         data = asdict(self)
         observation = data.pop("observation")
+        observation.update(dict.fromkeys(self.observation.untold))
         return {**data, **observation}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         inner = {f.name: data[f.name] for f in fields(Observation)}
+        inner.update(dict.fromkeys(data["untold"], ()))
         outer = {f.name: data[f.name] for f in fields(cls) if f.name != "observation"}
         record: Record = _build(cls, {**outer, "observation": inner})
         return record

@@ -70,6 +70,7 @@ class DynamoSession:
         self._stack = ExitStack()
         self._dirty = True
         self._order_matters = False
+        self._usage_error: str | None = None
 
     # -- life --
 
@@ -141,6 +142,14 @@ class DynamoSession:
 
     # -- a test --
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        result = yield
+        if self._usage_error is not None:
+            # Not from within a test, where pytest would take it for the test's own failure.
+            raise pytest.UsageError(self._usage_error)
+        return result
+
     # All three wrap within pytest's own log capture, so that `quiet_trace` finds its handlers.
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -184,11 +193,11 @@ class DynamoSession:
     def judge(self, run: TestRun) -> None:
         """Find out which expectations of a test are broken. Once for each test, after its body."""
         run.judged = True
+        limits = run.settings.limits
+        if _torch.dynamo() is not None and not _torch.switched_off():
+            self._check_signals(limits)
         seen = run.observation()
         self._dirty = self._dirty or seen.anything
-        limits = run.settings.limits
-        if (seen.anything or run.functions) and _torch.dynamo() is not None and not _torch.switched_off():
-            self._check_signals(run, limits)
         run.check_completeness(seen)
         must = run.uses_fixtures or limits.max_breaks is not None or limits.max_recompiles is not None
         run.findings += judge(
@@ -200,13 +209,15 @@ class DynamoSession:
         )
         run.findings += self._require_checked(run)
 
-    def _check_signals(self, run: TestRun, limits: Any) -> None:
+    def _check_signals(self, limits: Any) -> None:
         signals = self.observer.check_signals()
         missing = [
             cap for cap in options.CAPS if getattr(limits, cap) is not None and not getattr(signals, _signal_of(cap))
         ]
         if missing:
-            pytest.fail(f"{missing[0]}: this torch is not understood, it does not tell its {_signal_of(missing[0])}")
+            self._usage_error = (
+                f"max_{_signal_of(missing[0])}: this torch is not understood, it does not tell {_signal_of(missing[0])}"
+            )
 
     def _require_checked(self, run: TestRun) -> list[Any]:
         from pytest_dynamo.record import Finding

@@ -114,6 +114,11 @@ class TestRun:
         signals = self.observer.signals
         parts = [(g, self._starts.get(id(g), 0) if phase_only else 0) for g in self.groups]
         seen = summarize(parts, self.places, results=signals is None or signals.results)
+        if signals is not None:
+            missing = signals.missing()
+            lists = ("breaks", "recompiles", "limit_hits")
+            untold = tuple(n for n in lists if n in missing or (n == "recompiles" and "results" in missing))
+            seen = replace(seen, untold=untold)
         return self.with_cudagraphs(seen, self.functions)
 
     @staticmethod

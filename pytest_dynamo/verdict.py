@@ -82,7 +82,7 @@ def _limit_hits(observation: Observation) -> Iterator[Finding]:
 
 def _breaks(observation: Observation, limits: Limits) -> Iterator[Finding]:
     allowed, seen = limits.max_breaks, observation.break_count
-    if allowed is None or seen <= allowed:
+    if allowed is None or seen is None or seen <= allowed:
         return
     for found in observation.breaks:
         if found.ignored is None:
@@ -106,7 +106,7 @@ def break_message(found: GraphBreak) -> str:
 
 def _recompiles(observation: Observation, limits: Limits) -> Iterator[Finding]:
     allowed, seen = limits.max_recompiles, observation.recompile_count
-    if allowed is None or seen <= allowed:
+    if allowed is None or seen is None or seen <= allowed:
         return
     for found in observation.recompiles:
         times = f" ({found.count} times)" if found.count > 1 else ""
