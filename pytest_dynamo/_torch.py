@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from types import FrameType
+from types import FunctionType
 from typing import Any
 
 from pytest_dynamo import messages
@@ -516,7 +517,9 @@ def probe() -> None:
     calm = {"fail_on_recompile_limit_hit": False, "error_on_recompile": False, "suppress_errors": False}
     counted = {name: counter.copy() for name, counter in counters.items()}
     with torch.compiler.set_stance("default"), config.patch({n: v for n, v in calm.items() if hasattr(config, n)}):
-        step = torch.compile(breaks, backend="eager")
+        # Dynamo remembers code objects: a new one each time, or a second look sees nothing.
+        fresh = FunctionType(breaks.__code__.replace(), globals(), "breaks", None, breaks.__closure__)
+        step = torch.compile(fresh, backend="eager")
         step(torch.ones(1))
         with config.patch({limit: 2}):
             step(torch.ones(1, dtype=torch.float64))

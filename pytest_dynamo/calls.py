@@ -301,8 +301,8 @@ class Checker:
 def _told(error: Exception | None) -> str:
     if error is None:
         return "returned a value"
-    text = str(error).strip()
-    return f"raised {type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    text = " ".join(str(error).split())
+    return f"raised {type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
 
 
 def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:

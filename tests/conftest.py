@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -72,6 +73,8 @@ class Project:
         path.unlink(missing_ok=True)
         given = [*args, *([f"--dynamo-json={path}"] if json_report else [])]
         given = ["-p", "no:cacheprovider", "-p", "no:randomly", *given]
+        if not entry_points(group="pytest11", name="dynamo"):
+            given = ["-p", "pytest_dynamo.plugin", *given]  # run from a checkout that is not installed
         run = self.pytester.runpytest_subprocess if subprocess else self.pytester.runpytest_inprocess
         result = run(*given)
         report = json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,29 @@
+"""A model from torchvision in three modes of inductor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision.models import resnet18
+from torchvision.models import resnet50
+
+
+# On a CPU nothing can be recorded into CUDA graphs: the two modes that use them say "not checked".
+# The tolerances allow for the TF32 arithmetic that GPUs use in convolutions.
+@pytest.mark.compiled(
+    mode=["default", "reduce-overhead", "max-autotune"],
+    max_breaks=0,
+    max_recompiles=0,
+    max_cudagraph_skips=0,
+    rtol=1e-2,
+    atol=1e-2,
+)
+def test_resnet(compiled, device):
+    if device == "cuda":
+        model, x = resnet50(), torch.randn(16, 3, 224, 224, device=device)
+    else:
+        model, x = resnet18(), torch.randn(2, 3, 64, 64)
+    fast = compiled(model.eval().to(device))
+    with torch.no_grad():
+        logits = fast(x)
+    assert logits.shape == (len(x), 1000)
