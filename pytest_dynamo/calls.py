@@ -17,6 +17,7 @@ from pytest_dynamo import _torch
 from pytest_dynamo import inputs
 from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
+from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
 from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
@@ -60,7 +61,9 @@ class Checker:
         self.variant = variant
         self.tolerances = tolerances
         self.run = run
-        self.function = FunctionRun(self.name)
+        code = _torch.code_of(self.fn)
+        where = StackFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
+        self.function = FunctionRun(self.name, where)
         self._compiled: Callable[..., Any] | None = None
 
     # -- a call, in the order in which things happen --

@@ -128,7 +128,8 @@ class Observer:
             for tap in self._taps:
                 tap.muted = True
             try:
-                _torch.probe()
+                with quiet_trace():
+                    _torch.probe()
             except Exception as error:
                 self.errors.append(f"{type(error).__name__}: {error} while compiling a small function to listen to")
             finally:

@@ -27,17 +27,19 @@ class Report:
         return cls(tuple(ordered), environment, tuple(dict.fromkeys(notes)))
 
     @property
-    def totals(self) -> dict[str, int]:
-        """Sums over all records; of numbers that could not be observed, only what was."""
+    def totals(self) -> dict[str, int | None]:
+        """Sums over all records of what could be observed; None where that is nothing."""
         seen = [record.observation for record in self.records]
         return {
             "records": len(self.records),
             "tests": len({record.nodeid for record in self.records if record.phase != "import"}),
-            "graphs": sum(o.graphs or 0 for o in seen),
-            "breaks": sum(o.break_count or 0 for o in seen),
-            "ignored_breaks": sum(b.ignored is not None for o in seen for b in o.breaks),
-            "recompiles": sum(o.recompile_count or 0 for o in seen),
-            "limit_hits": sum(len(o.limit_hits) for o in seen),
+            "graphs": _sum(o.graphs for o in seen),
+            "breaks": _sum(o.break_count for o in seen),
+            "ignored_breaks": _sum(
+                None if o.break_count is None else sum(b.ignored is not None for b in o.breaks) for o in seen
+            ),
+            "recompiles": _sum(o.recompile_count for o in seen),
+            "limit_hits": _sum(None if "limit_hits" in o.untold else len(o.limit_hits) for o in seen),
             "cudagraph_skips": sum(len(o.cudagraphs.skips) for o in seen),
             "parity_calls": sum(record.parity.calls for record in self.records),
             "findings": sum(len(record.findings) for record in self.records),
@@ -52,3 +54,9 @@ class Report:
             "totals": self.totals,
             "notes": list(self.notes),
         }
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    given = list(values)
+    told = [value for value in given if value is not None]
+    return sum(told) if told or not given else None

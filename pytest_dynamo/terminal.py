@@ -22,6 +22,7 @@ _TITLES = {
     "limit_hit": "recompile limit hit",
     "uncompiled": "not compiled",
     "fullgraph": "graph break under fullgraph=True",
+    "not_checked": "{seen} not checked, under --dynamo-require-checked",
 }
 
 
@@ -60,7 +61,8 @@ def observation_lines(observation: Observation) -> Iterator[str]:
     for again in observation.recompiles:
         yield f"{again.file}:{again.line}  recompile: {'; '.join(again.reasons)}"
     for skip in observation.cudagraphs.skips:
-        yield f"{skip.file or '?'}:{skip.line or '?'}  no CUDA graph: {skip.reason}"
+        place = f"{skip.file}:{skip.line}  " if skip.file else ""
+        yield f"{place}no CUDA graph: {skip.reason}"
 
 
 def summary_lines(report: Report, verbosity: int) -> list[str]:
@@ -150,5 +152,5 @@ def _totals(report: Report) -> str:
     return ", ".join(parts)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
+def _count(number: int | None, word: str) -> str:
+    return f"{_number(number)} {word}" + ("" if number == 1 else "s")

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pytest_dynamo.errors import ParityError
 from pytest_dynamo.events import CompileResult
 from pytest_dynamo.events import CudaGraphRecording
+from pytest_dynamo.events import CudaGraphSkipEvent
 from pytest_dynamo.events import SkipEvent
+from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import Observer
 from pytest_dynamo.places import Places
 from pytest_dynamo.record import Check
@@ -36,6 +38,8 @@ class FunctionRun:
     """What one ``CompiledFunction`` did in a test."""
 
     name: str
+    #: Where the function is defined, if that is known.
+    where: StackFrame | None = None
     group: Group = field(default_factory=Group)
     calls: int = 0
     #: Calls in which compiled code returned.
@@ -90,7 +94,7 @@ class TestRun:
         self.progress: Callable[[str], AbstractContextManager[None]] = lambda nodeid: nullcontext()
         self._starts: dict[int, int] = {}
         self._phase_checks = 0
-        self._phase_calls = 0
+        self._called: dict[int, int] = {}
 
     # -- events --
 
@@ -99,7 +103,12 @@ class TestRun:
         self.loose.events += self.observer.take()
 
     def take_for(self, function: FunctionRun) -> None:
-        function.group.events += self.observer.take()
+        """Put down what was compiled since the last look to ``function``."""
+        for event in self.observer.take():
+            if isinstance(event, CudaGraphSkipEvent) and event.where is None:
+                # Torch does not always know the line; the function at least is known.
+                event = replace(event, where=function.where)
+            function.group.events.append(event)
 
     def take_away(self) -> None:
         """Forget what was compiled since the last look: the plugin did it for its own ends."""
@@ -119,7 +128,9 @@ class TestRun:
             lists = ("breaks", "recompiles", "limit_hits")
             untold = tuple(n for n in lists if n in missing or (n == "recompiles" and "results" in missing))
             seen = replace(seen, untold=untold)
-        return self.with_cudagraphs(seen, self.functions)
+        called = self._called if phase_only else {}
+        functions = [f for f in self.functions if not phase_only or f.calls > called.get(id(f), 0)]
+        return self.with_cudagraphs(seen, functions)
 
     @staticmethod
     def with_cudagraphs(seen: Observation, functions: Sequence[FunctionRun]) -> Observation:
@@ -199,14 +210,14 @@ class TestRun:
         """What follows belongs to the next record."""
         self._starts = {id(group): len(group.events) for group in self.groups}
         self._phase_checks = len(self.checks)
-        self._phase_calls = sum(function.calls for function in self.functions)
+        self._called = {id(function): function.calls for function in self.functions}
         self.not_checked, self.notes = {}, {}
 
     def record(self, phase: str, findings: Sequence[Finding] = ()) -> Record | None:
         """The record of the phase that ends now; None if nothing happened in it."""
         seen = self.observation(phase_only=True)
         checks = self.checks[self._phase_checks :]
-        calls = sum(function.calls for function in self.functions) - self._phase_calls
+        calls = sum(function.calls for function in self.functions) - sum(self._called.values())
         own = self.variant is not None and phase == "call"
         if not (own or seen.anything or findings or checks or self.notes or self.not_checked):
             return None

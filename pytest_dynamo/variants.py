@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from pytest_dynamo.settings import Backend
@@ -157,16 +159,21 @@ def has_modes(backend: Backend) -> bool:
     return backend == "inductor"
 
 
+def takes_options(backend: Backend) -> bool:
+    """Torch's own backends but inductor ignore options with a warning; those of others may take them."""
+    return has_modes(backend) or backend not in BUILTIN_BACKENDS
+
+
 def expand(run: Run) -> tuple[Variant, ...]:
     """Return the variants of a test in the order in which its lists were written.
 
-    Modes and options multiply inductor only; any other backend appears once for each ``dynamic``
-    and ``fullgraph``. Equal variants appear once.
+    Modes multiply inductor only, options also backends that don't come with torch; any other backend
+    appears once for each ``dynamic`` and ``fullgraph``. Equal variants appear once.
     """
     made: list[Variant] = []
     for backend in run.backend:
         for mode in run.mode if has_modes(backend) else (None,):
-            for options in run.options:
+            for options in run.options if takes_options(backend) else (None,):
                 for dynamic in run.dynamic:
                     for fullgraph in run.fullgraph:
                         # torch.compile refuses mode and options together, also mode="default".
@@ -178,13 +185,16 @@ def expand(run: Run) -> tuple[Variant, ...]:
 
 
 def _numbered(variants: list[Variant]) -> tuple[Variant, ...]:
-    seen: dict[str, int] = {}
+    taken = {variant.id for variant in variants}
+    seen: set[str] = set()
     out = []
     for variant in variants:
-        seen[variant.id] = count = seen.get(variant.id, 0) + 1
-        if count > 1:
-            variant = Variant(
-                variant.backend, variant.mode, variant.dynamic, variant.fullgraph, variant.options, number=count
-            )
-        out.append(variant)
+        one = variant
+        if variant.id in seen:
+            # A name may itself end in a number.
+            numbered = (replace(variant, number=number) for number in itertools.count(2))
+            one = next(candidate for candidate in numbered if candidate.id not in taken)
+            taken.add(one.id)
+        seen.add(one.id)
+        out.append(one)
     return tuple(out)

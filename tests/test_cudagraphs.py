@@ -36,7 +36,7 @@ def test_a_mutated_input_is_a_skip_with_its_line(project):
         import pytest, torch
 
         def put(cache, x):
-            cache[0] = x
+            cache.add_(x)
             return cache.sum(0)
 
         @pytest.mark.compiled(mode="reduce-overhead", max_cudagraph_skips=0)
