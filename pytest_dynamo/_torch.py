@@ -367,7 +367,7 @@ def uncompiled(fn: Any) -> Any:
         frames = _module("torch._dynamo.eval_frame")
         if frames is not None and isinstance(fn, frames.OptimizedModule):
             fn = fn._orig_mod
-        elif hasattr(fn, "_torchdynamo_orig_callable"):
+        elif hasattr(fn, "_torchdynamo_orig_callable") and not getattr(fn, "_torchdynamo_disable", False):
             fn = fn._torchdynamo_orig_callable
         else:
             return fn
@@ -406,6 +406,8 @@ def storage_key(tensor: Any) -> int | None:
     """What identifies the storage of a plain strided tensor; None for other tensors."""
     import torch
 
+    if torch.nn.parameter.is_lazy(tensor):
+        return None
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return None
     if is_wrapper(tensor) or torch._is_functional_tensor(tensor):

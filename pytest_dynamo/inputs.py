@@ -170,7 +170,10 @@ def detach(tree: Any) -> Any:
         if isinstance(value, torch.Tensor):
             with torch.no_grad():
                 copied = clone_tensor(value.detach(), storages)
-            memo[id(value)] = copied.requires_grad_(value.requires_grad) if value.requires_grad else copied
+            if isinstance(value, torch.nn.Parameter):
+                memo[id(value)] = torch.nn.Parameter(copied, value.requires_grad)
+            else:
+                memo[id(value)] = copied.requires_grad_(value.requires_grad)
         elif isinstance(value, (*_STATEFUL, torch.Generator, types.FunctionType, types.MethodType)):
             memo[id(value)] = value
     try:
@@ -256,6 +259,7 @@ class State:
         self._attributes: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
+        self._lazy: list[tuple[torch.Tensor, type]] = []
         seen: set[int] = set()
         for owner in owners:
             if isinstance(owner, torch.nn.Module):
@@ -267,7 +271,9 @@ class State:
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
             for tensor in state_tensors(owner):
-                if tensor.is_leaf:
+                if torch.nn.parameter.is_lazy(tensor):
+                    self._lazy.append((tensor, type(tensor)))
+                elif tensor.is_leaf:
                     self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad)
 
     def _keep_module(self, module: torch.nn.Module) -> None:
@@ -290,6 +296,10 @@ class State:
             optimizer.state.update({key: dict(value) for key, value in state.items()})
             for group, content in zip(optimizer.param_groups, groups):
                 _refill(group, content)
+        for tensor, kind in self._lazy:
+            if type(tensor) is not kind:
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                tensor.__class__ = kind
         for tensor, grad, requires_grad in self._tensors.values():
             if tensor.grad is not grad:
                 tensor.grad = grad
