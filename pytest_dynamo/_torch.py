@@ -307,6 +307,13 @@ def switched_off() -> str | None:
     return None
 
 
+def load() -> None:
+    """Import the compiler, so that its configuration can be read before a test changes it."""
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config  # noqa: F401
+
+
 CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
 

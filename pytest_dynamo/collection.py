@@ -37,7 +37,8 @@ def generate(metafunc: pytest.Metafunc) -> None:
         if not ours:
             _refuse_without_fixture(definition)
     except SettingsError as error:
-        pytest.fail(f"{definition.nodeid}: @pytest.mark.compiled: {error}", pytrace=False)
+        # "from None": without it pytest prints the message twice, as a chain of exceptions.
+        raise pytest.fail.Exception(_told(definition, error), pytrace=False) from None
     if not ours:
         return
     users = config.stash.setdefault(users_key, set())
@@ -47,17 +48,24 @@ def generate(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("compiled_variant", ids, indirect=True, ids=ids)
 
 
-def _refuse_without_fixture(definition: Any) -> None:
+def _told(item: Any, error: SettingsError) -> str:
+    return f"{item.nodeid}: @pytest.mark.compiled: {error}"
+
+
+def _refuse_without_fixture(item: Any) -> None:
     """A test without our fixtures can't have variants, so a keyword about them is a mistake."""
-    own = [m for node, marks in options.marker_layers(definition) if node is definition for m in marks]
     for name in _NEEDS_FIXTURE:
-        if any(name in mark.kwargs for mark in own):
-            raise SettingsError(f"{name} needs the fixture compiled{_hidden(definition)}")
+        if any(name in mark.kwargs for mark in _own_markers(item)):
+            raise SettingsError(f"{name} needs the fixture compiled{_hidden(item)}")
 
 
-def _hidden(definition: Any) -> str:
-    info = definition._fixtureinfo
-    foreign = info.name2fixturedefs.get("compiled")
+def _own_markers(item: Any) -> list[pytest.Mark]:
+    return [mark for node, marks in options.marker_layers(item) if node is item for mark in marks]
+
+
+def _hidden(item: Any) -> str:
+    info = getattr(item, "_fixtureinfo", None)
+    foreign = info.name2fixturedefs.get("compiled") if info is not None else None
     if not foreign:
         return " or compiled_variant"
     func = foreign[-1].func
@@ -75,12 +83,15 @@ def check(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not marked:
         return
     session = activate(config)
+    # Methods of a unittest.TestCase never came by `generate`.
+    users = config.stash.setdefault(users_key, set())
+    users.update(node.nodeid for item in marked if uses_ours(item) for node in item.listchain())
     deselected = []
     for item in marked:
         try:
             settings = _check_item(config, item, session.base)
         except SettingsError as error:
-            raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.compiled: {error}") from None
+            raise pytest.UsageError(_told(item, error)) from None
         if settings is not None and not _chosen(config, item, settings):
             deselected.append(item)
     if deselected:
@@ -92,30 +103,18 @@ def check(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _check_item(config: pytest.Config, item: pytest.Item, base: Settings) -> Settings | None:
     ours = uses_ours(item)
     settings = options.settings_for(item, base, ours=ours)
-    layers = list(options.marker_layers(item))
-    is_testcase = not hasattr(item, "callspec") and _is_testcase(item)
     made = config.stash.get(made_key, {}).get(_function_id(item))
     for name in RUN_FIELDS:
-        if name not in settings.marked:
-            continue
-        if is_testcase and any(name in m.kwargs for node, marks in layers for m in marks if node is item):
+        if _is_testcase(item) and any(name in mark.kwargs for mark in _own_markers(item)):
             raise SettingsError(f"{name} can't make variants of a unittest.TestCase method")
-        if made is not None and getattr(made.run, name) != getattr(settings.run, name):
+        late = any(name in mark.kwargs for mark in options.late_markers(item))
+        if made is not None and (late or getattr(made.run, name) != getattr(settings.run, name)):
             raise SettingsError(f"{name} comes too late to make variants: put it on the function, class or module")
-        if (
-            made is None
-            and not ours
-            and not is_testcase
-            and any(node is item and _late(item, m) for node, marks in layers for m in marks if name in m.kwargs)
-        ):
-            raise SettingsError(f"{name} needs the fixture compiled or compiled_variant")
-    if not ours:
-        _check_wide_markers(config, layers, item)
-    return settings if ours else None
-
-
-def _late(item: Any, mark: pytest.Mark) -> bool:
-    return True
+    if ours:
+        return settings
+    _refuse_without_fixture(item)
+    _check_wide_markers(config, item)
+    return None
 
 
 def _is_testcase(item: pytest.Item) -> bool:
@@ -124,12 +123,12 @@ def _is_testcase(item: pytest.Item) -> bool:
     return isinstance(item, TestCaseFunction)
 
 
-def _check_wide_markers(config: pytest.Config, layers: Any, item: pytest.Item) -> None:
+def _check_wide_markers(config: pytest.Config, item: pytest.Item) -> None:
     """A keyword about variants on a class or module none of whose tests can have any is a mistake."""
     if any("::" in str(argument) for argument in config.args):
         return  # only a part of the file was collected
     users = config.stash.get(users_key, set())
-    for node, marks in layers:
+    for node, marks in options.marker_layers(item):
         if node is item or node.nodeid in users:
             continue
         for name in _NEEDS_FIXTURE:

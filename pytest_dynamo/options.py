@@ -56,6 +56,12 @@ def parse_reset(text: str) -> str:
     return text
 
 
+def parse_path(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    return text
+
+
 #: Name without ``dynamo_``, parser, metavar, help. Every one is an option and an ini value.
 _OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("max_breaks", parse_count, "N", "fail every test that compiles with more than N graph breaks"),
@@ -65,7 +71,7 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("modes", parse_names, "A,B", "run the tests that use `compiled` in these modes of inductor"),
     ("dynamic", parse_dynamic, "A,B", "values of torch.compile's `dynamic`: some of none, true, false"),
     ("reset", parse_reset, "test|never", "when compiled code is thrown away (default: test)"),
-    ("json", str, "FILE", "write a report as JSON"),
+    ("json", parse_path, "FILE", "write a report as JSON"),
 )
 
 
@@ -105,12 +111,18 @@ def any_given(config: pytest.Config) -> bool:
 
 
 def json_path(config: pytest.Config) -> Path | None:
-    """Where the JSON report goes: ini from rootdir, command line from the current folder."""
-    given = config.getoption("dynamo_json", None)
-    if given is not None:
-        return Path(config.invocation_params.dir, given)
-    ini = _ini(config, "json")
-    return Path(config.rootpath, ini) if ini else None
+    """Where the JSON report goes: ini from rootdir, command line from the current folder.
+
+    Raises UsageError if there is a folder already.
+    """
+    given, ini = config.getoption("dynamo_json", None), _ini(config, "json")
+    if given is None and ini is None:
+        return None
+    path = Path(config.rootpath, ini) if given is None else Path(config.invocation_params.dir, given)
+    if path.is_dir():
+        name = "dynamo_json" if given is None else "--dynamo-json"
+        raise pytest.UsageError(f"{name}: {given or ini} is a folder")
+    return path
 
 
 # -- settings -------------------------------------------------------------------------------------
@@ -167,10 +179,7 @@ def marker_layers(node: pytest.Item | Any) -> Iterator[tuple[pytest.Item | Any, 
         if not marks:
             continue
         if isinstance(level, pytest.Item):
-            param = [
-                m.mark if hasattr(m, "mark") else m for m in getattr(getattr(level, "callspec", None), "marks", ())
-            ]
-            layers = _split(marks, [param, _written(getattr(level, "obj", None))])
+            layers = _item_layers(level, marks)
         elif isinstance(level, pytest.Class):
             layers = _split(marks, [_written(cls, own=True) for cls in level.obj.__mro__])
         else:
@@ -178,6 +187,17 @@ def marker_layers(node: pytest.Item | Any) -> Iterator[tuple[pytest.Item | Any, 
         for layer in layers:
             if layer:
                 yield level, layer
+
+
+def late_markers(item: pytest.Item | Any) -> list[pytest.Mark]:
+    """Markers on a test that came after its variants were made: from a hook or its ``pytest.param``."""
+    *late, _ = _item_layers(item, [mark for mark in item.own_markers if mark.name == "compiled"])
+    return [mark for layer in late for mark in layer]
+
+
+def _item_layers(item: pytest.Item | Any, marks: list[pytest.Mark]) -> list[list[pytest.Mark]]:
+    param = [getattr(mark, "mark", mark) for mark in getattr(getattr(item, "callspec", None), "marks", ())]
+    return _split(marks, [param, _written(getattr(item, "obj", None))])
 
 
 def _split(marks: list[pytest.Mark], known: list[list[Any]]) -> list[list[pytest.Mark]]:
@@ -296,13 +316,16 @@ def narrowed(run: Run, marked: frozenset[str], chosen: dict[str, tuple[Any, ...]
     from dataclasses import replace
 
     from pytest_dynamo.variants import backend_name
+    from pytest_dynamo.variants import resolve_backend
 
     left: dict[str, tuple[Any, ...]] = {}
     for field, wanted in chosen.items():
         if field in marked:
             own = getattr(run, field)
             if field == "backend":
-                left[field] = tuple(b for b in own if b in wanted or backend_name(b) in wanted)
+                # A test may hold the callable that the command line names as "module:attribute".
+                same = [resolve_backend(backend) for backend in wanted]
+                left[field] = tuple(b for b in own if resolve_backend(b) in same or backend_name(b) in wanted)
             else:
                 left[field] = tuple(value for value in own if value in wanted)
             if not left[field]:

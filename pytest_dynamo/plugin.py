@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.any_given(config):
         from pytest_dynamo.session import activate
 
+        options.json_path(config)  # a path that can't be written to is told now, not after the tests
         activate(config)
 
 

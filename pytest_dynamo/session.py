@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +74,9 @@ class DynamoSession:
         self._dirty = True
         self._order_matters = False
         self._usage_error: str | None = None
+        self._worker_notes: list[str] = []
+        #: That of an xdist worker: the controller itself imports no torch.
+        self._environment: dict[str, str | None] | None = None
 
     # -- life --
 
@@ -82,7 +88,9 @@ class DynamoSession:
         self._stack.callback(self.observer.remove)
         self._stack.enter_context(isolation.without_profile_guided_state())
         if not is_xdist_worker(self.config):
-            self.progress = Progress.of_terminal()
+            capture = self.config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+                self.progress = Progress.of_terminal()
             self._stack.callback(self.progress.close)
 
     @pytest.hookimpl
@@ -115,6 +123,7 @@ class DynamoSession:
         run = self.run_of(item)
         run.variant = variant
         run.uses_fixtures = True
+        _torch.load()
         info = getattr(item, "_fixtureinfo", None)
         run.names_compiled = info is not None and "compiled" in info.argnames
         if guard_key not in item.stash:
@@ -279,7 +288,8 @@ class DynamoSession:
     def pytest_sessionfinish(self) -> None:
         if is_xdist_worker(self.config):
             imports = [r.to_json() for phases in self.records.values() for p, r in phases.items() if p == "import"]
-            self.config.workeroutput["dynamo"] = {"imports": imports, "notes": list(self._notes())}  # type: ignore[attr-defined]
+            output = {"imports": imports, "notes": self._notes(), "environment": environment()}
+            self.config.workeroutput["dynamo"] = output  # type: ignore[attr-defined]
             return
         path = options.json_path(self.config)
         if path is not None:
@@ -291,10 +301,11 @@ class DynamoSession:
         for data in output.get("imports", ()):
             record = Record.from_json(data)
             self.records.setdefault(record.nodeid, {}).setdefault("import", record)
-        self._worker_notes = (*getattr(self, "_worker_notes", ()), *output.get("notes", ()))
+        self._worker_notes += output.get("notes", ())
+        self._environment = self._environment or output.get("environment")
 
     def _notes(self) -> list[str]:
-        notes = list(getattr(self, "_worker_notes", ()))
+        notes = list(self._worker_notes)
         hand_compiled = any(r.variant is None for phases in self.records.values() for r in phases.values())
         if hand_compiled and self._order_matters:
             why = "--dynamo-reset=never" if self.reset == "never" else "no cap is set, so compiled code is kept"
@@ -303,7 +314,7 @@ class DynamoSession:
 
     def report(self) -> Report:
         records = [record for phases in self.records.values() for record in phases.values()]
-        return Report.of(records, environment(), self._notes())
+        return Report.of(records, self._environment or environment(), self._notes())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -346,10 +357,20 @@ def environment() -> dict[str, str | None]:
         "python": platform.python_version(),
         "cuda": torch.version.cuda if torch is not None else None,
         "gpu": gpu,
-        "driver": None,
+        "driver": _driver() if gpu is not None else None,
         "pytest": pytest.__version__,
         "pytest_dynamo": _version("pytest-dynamo"),
     }
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA driver as Linux tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
+    return found[0] if found else None
 
 
 def _version(name: str) -> str | None:

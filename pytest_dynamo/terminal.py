@@ -60,6 +60,9 @@ def observation_lines(observation: Observation) -> Iterator[str]:
         yield f"{found.file}:{found.line}  graph break: {reasons}{ignored}"
     for again in observation.recompiles:
         yield f"{again.file}:{again.line}  recompile: {'; '.join(again.reasons)}"
+    for hit in observation.limit_hits:
+        why = f": {hit.reason}" if hit.reason else ""
+        yield f"{hit.file}:{hit.line}  recompile limit hit: {hit.function} stays in eager mode ({hit.limit}){why}"
     for skip in observation.cudagraphs.skips:
         place = f"{skip.file}:{skip.line}  " if skip.file else ""
         yield f"{place}no CUDA graph: {skip.reason}"
@@ -144,7 +147,7 @@ def _totals(report: Report) -> str:
         _count(t["breaks"], "graph break") + (f" (and {t['ignored_breaks']} ignored)" if t["ignored_breaks"] else ""),
         _count(t["recompiles"], "recompile"),
     ]
-    if t["limit_hits"]:
+    if t["limit_hits"] != 0:
         parts.append(_count(t["limit_hits"], "limit hit"))
     if t["cudagraph_skips"]:
         parts.append(_count(t["cudagraph_skips"], "CUDA-graph skip"))
