@@ -21,6 +21,10 @@ from pytest_dynamo._torch import storage_key
 #: Objects that hold tensors and are changed in place by a call. They are never cloned: what the eager
 #: run changes in them is put back afterwards (`State`).
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
+_FOREIGN = frozenset(
+    {"_pytest", "asyncio", "concurrent", "logging", "multiprocessing", "pytest", "threading", "unittest"}
+)
+_CONTAINERS = (dict, list, set, collections.deque)
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
 
 
@@ -35,13 +39,18 @@ def children(value: Any) -> Iterator[Any]:
         yield value.__self__
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
-    elif not isinstance(value, types.FunctionType):
+    elif not isinstance(value, types.FunctionType) and not is_foreign(value):
         yield from getattr(value, "__dict__", {}).values()
         for cls in type(value).__mro__:
             slots = vars(cls).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, name):
                     yield getattr(value, name)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether an object belongs to a framework whose insides are none of a model's state."""
+    return type(value).__module__.partition(".")[0] in _FOREIGN
 
 
 def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
@@ -57,20 +66,37 @@ def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
 
 
 def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
-    """Modules and optimizers that a call can change: ``fn``, what it closes over, and arguments."""
+    """What a call can change and is not cloned for it.
+
+    Modules and optimizers in ``fn``, in what it closes over, and in arguments; objects and containers
+    that belong to ``fn``: the instance of a bound method, a callable object, a closure's list.
+    """
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}
-    todo: list[Any] = [fn, arguments]
+    todo: list[tuple[Any, bool]] = [(arguments, False), (fn, True)]
     while todo:
-        for value in walk(todo.pop(), seen):
+        start, belongs = todo.pop()
+        for value in walk(start, seen):
             if isinstance(value, _STATEFUL):
                 found[id(value)] = value
             elif isinstance(value, types.FunctionType):
-                todo += [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-                names = value.__code__.co_names
-                todo += [g for n in names if isinstance(g := value.__globals__.get(n), _STATEFUL)]
-                todo += [value.__defaults__, value.__kwdefaults__]
+                cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+                todo += [(held, isinstance(held, _CONTAINERS)) for held in cells]
+                used = (value.__globals__.get(name) for name in value.__code__.co_names)
+                todo += [(held, False) for held in used if isinstance(held, _STATEFUL)]
+                todo += [(value.__defaults__, True), (value.__kwdefaults__, True)]
+            elif belongs and (isinstance(value, _CONTAINERS) or _has_attributes(value)):
+                found[id(value)] = value
     return list(found.values())
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether an object keeps state in attributes of its own."""
+    return (
+        not is_foreign(value)
+        and isinstance(getattr(value, "__dict__", None), dict)
+        and not isinstance(value, (torch.Tensor, torch.Generator, types.MethodType, functools.partial))
+    )
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -244,7 +270,7 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
     if isinstance(owner, torch.nn.Module):
         yield from owner.parameters()
         yield from owner.buffers()
-    else:
+    elif isinstance(owner, torch.optim.Optimizer):
         for group in owner.param_groups:
             yield from group["params"]
         for state in owner.state.values():
@@ -252,11 +278,12 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
 
 
 class State:
-    """Python-side state of modules and optimizers: attributes, gradients, optimizer state."""
+    """Python-side state of owners: attributes, content of containers, gradients, optimizer state."""
 
     def __init__(self, owners: list[Any]) -> None:
         self.owners = owners
         self._attributes: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
@@ -266,7 +293,11 @@ class State:
                 for module in owner.modules():
                     if id(module) not in seen:
                         seen.add(id(module))
-                        self._keep_module(module)
+                        self._keep_attributes(module)
+            elif isinstance(owner, _CONTAINERS):
+                self._containers.append((owner, copy.copy(owner)))
+            elif not isinstance(owner, torch.optim.Optimizer):
+                self._keep_attributes(owner)
             else:
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
@@ -276,24 +307,31 @@ class State:
                 elif tensor.is_leaf:
                     self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad)
 
-    def _keep_module(self, module: torch.nn.Module) -> None:
-        values = dict(vars(module))
-        inner = {k: _shallow(v) for k, v in values.items() if isinstance(v, (dict, list, set, collections.deque))}
-        self._attributes.append((module, type(module), values, inner))
+    def _keep_attributes(self, owner: Any) -> None:
+        values = dict(vars(owner))
+        inner = {name: copy.copy(value) for name, value in values.items() if isinstance(value, _CONTAINERS)}
+        self._attributes.append((owner, type(owner), values, inner))
 
     def restore(self) -> None:
-        for module, cls, values, inner in self._attributes:
-            if type(module) is not cls:
-                module.__class__ = cls
+        for container, content in self._containers:
+            _refill(container, content)
+        for owner, cls, values, inner in self._attributes:
+            if type(owner) is not cls:
+                owner.__class__ = cls
             for name, content in inner.items():
                 _refill(values[name], content)
-            own = vars(module)
+            own = vars(owner)
             if own.keys() != values.keys() or any(own[k] is not values[k] for k in values):
                 own.clear()
                 own.update(values)
         for optimizer, state, groups in self._optimizers:
-            optimizer.state.clear()
-            optimizer.state.update({key: dict(value) for key, value in state.items()})
+            if list(optimizer.state) != list(state):
+                # Dicts that are still right stay the same objects: Dynamo guards on them.
+                kept = {key: optimizer.state.get(key, {}) for key in state}
+                optimizer.state.clear()
+                optimizer.state.update(kept)
+            for key, content in state.items():
+                _refill(optimizer.state[key], content)
             for group, content in zip(optimizer.param_groups, groups):
                 _refill(group, content)
         for tensor, kind in self._lazy:
@@ -305,10 +343,6 @@ class State:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
-
-
-def _shallow(value: Any) -> Any:
-    return copy.copy(value)
 
 
 def _refill(container: Any, content: Any) -> None:

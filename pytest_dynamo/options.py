@@ -201,10 +201,17 @@ def _item_layers(item: pytest.Item | Any, marks: list[pytest.Mark]) -> list[list
 
 
 def _split(marks: list[pytest.Mark], known: list[list[Any]]) -> list[list[pytest.Mark]]:
-    """Sort markers into those that a hook added and the ``known`` layers, by identity."""
-    layers = [[mark for mark in marks if any(mark is one for one in layer)] for layer in known]
-    placed = [mark for layer in layers for mark in layer]
-    return [[mark for mark in marks if not any(mark is one for one in placed)], *layers]
+    """Sort markers into those that a hook added and the ``known`` layers.
+
+    By identity, each once: one marker object may stand on a class and again on its base class.
+    """
+    left = list(marks)
+    layers = []
+    for layer in known:
+        layers.append([mark for mark in layer if any(mark is one for one in left)])
+        for mark in layers[-1]:
+            del left[next(n for n, one in enumerate(left) if one is mark)]
+    return [left, *layers]
 
 
 def _written(obj: Any, own: bool = False) -> list[pytest.Mark]:
@@ -221,8 +228,8 @@ def is_ours(mark: pytest.Mark) -> bool:
     return any(name in MARKER_FIELDS for name in mark.kwargs)
 
 
-def marker_values(node: pytest.Item | Any, *, ours: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that markers give, nearest first, and the node that gives each.
+def marker_values(node: pytest.Item | Any, *, ours: bool) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the values that markers give, and how far away the marker of each is: 0 is nearest.
 
     ``ours``: the test uses our fixtures, so every marker ``compiled`` is meant for us.
     Raises SettingsError.
@@ -233,8 +240,8 @@ def marker_values(node: pytest.Item | Any, *, ours: bool) -> tuple[dict[str, Any
     from pytest_dynamo.variants import suggest
 
     values: dict[str, Any] = {}
-    givers: dict[str, Any] = {}
-    for level, marks in marker_layers(node):
+    distances: dict[str, int] = {}
+    for distance, (_, marks) in enumerate(marker_layers(node)):
         here: dict[str, Any] = {}
         for mark in marks:
             if not ours and not is_ours(mark):
@@ -249,8 +256,8 @@ def marker_values(node: pytest.Item | Any, *, ours: bool) -> tuple[dict[str, Any
                 here[name] = _listed(name, value) if name in RUN_FIELDS else value
         for name, value in here.items():
             if name not in values:
-                values[name], givers[name] = value, level
-    return values, givers
+                values[name], distances[name] = value, distance
+    return values, distances
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
@@ -279,19 +286,19 @@ def settings_for(node: pytest.Item | Any, base: Settings, *, ours: bool) -> Sett
     from pytest_dynamo.settings import BENCHMARK_LIMITS
     from pytest_dynamo.settings import SettingsError
 
-    values, givers = marker_values(node, ours=ours)
+    values, distances = marker_values(node, ours=ours)
     _check_run(values)
     if not isinstance(values.get("allow_uncompiled", False), bool):
         raise SettingsError(f"allow_uncompiled must be True or False, not {values['allow_uncompiled']!r}")
     settings = replace(base.override(values), marked=frozenset(values))
-    _check_combination(settings.run, values, givers, node)
+    _check_combination(settings.run, values, distances)
     for name in BENCHMARK_LIMITS:
         if values.get(name) is not None and "compiled_benchmark" not in getattr(node, "fixturenames", ()):
             raise SettingsError(f"{name} needs the fixture compiled_benchmark")
     return settings
 
 
-def _check_combination(run: Run, values: dict[str, Any], givers: dict[str, Any], node: Any) -> None:
+def _check_combination(run: Run, values: dict[str, Any], distances: dict[str, int]) -> None:
     from pytest_dynamo.settings import SettingsError
     from pytest_dynamo.variants import backend_name
     from pytest_dynamo.variants import has_modes
@@ -299,9 +306,8 @@ def _check_combination(run: Run, values: dict[str, Any], givers: dict[str, Any],
     if "mode" not in values:
         return
     if not any(has_modes(backend) for backend in run.backend) and "backend" in values:
-        chain = node.listchain()
         # A mode for a whole module leaves a test alone that asks for another backend by itself.
-        if chain.index(givers["mode"]) >= chain.index(givers["backend"]):
+        if distances["mode"] <= distances["backend"]:
             names = ", ".join(repr(backend_name(backend)) for backend in run.backend)
             raise SettingsError(f"mode {run.mode[0]!r} on backend {names}, which has no modes; known: 'inductor'")
     if any(mode != "default" for mode in run.mode) and any(options is not None for options in run.options):

@@ -179,6 +179,30 @@ def test_callers_objects_are_used_once(compiled):
     compiled(lambda x: norm(x))(torch.randn(8, 4))
     assert norm.num_batches_tracked == 1
 
+    class Model:
+        def __init__(self):
+            self.calls, self.seen = 0, []
+
+        def step(self, x):
+            self.calls += 1
+            self.seen.append(self.calls)
+            return x * self.calls
+
+    model = Model()
+    fast = compiled(model.step)
+    fast(torch.ones(2))
+    assert torch.equal(fast(torch.ones(2)), torch.full((2,), 2.0))
+    assert (model.calls, model.seen) == (2, [1, 2])
+
+    state = {"n": 0}
+
+    def count(x):
+        state["n"] += 1
+        return x * state["n"]
+
+    compiled(count)(torch.ones(2))
+    assert state == {"n": 1}
+
     counter = torch.zeros(())
     compiled(lambda x: x + counter.add_(1))(torch.ones(2))
     assert counter == 1
