@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
@@ -23,32 +22,16 @@ from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
 from pytest_dynamo.record import Finding
 from pytest_dynamo.settings import Tolerances
+from pytest_dynamo.start import Arguments
+from pytest_dynamo.start import Outcome
+from pytest_dynamo.start import Start
+from pytest_dynamo.start import Written
 from pytest_dynamo.terminal import finding_lines
 from pytest_dynamo.terminal import parity_lines
 from pytest_dynamo.testrun import FunctionRun
 from pytest_dynamo.testrun import TestRun
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import break_message
-
-
-@dataclass
-class Outcome:
-    """What one run of a call gave: a value or an error, and the state it left."""
-
-    value: Any
-    error: Exception | None
-    #: Positional and keyword arguments after the call.
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    random: inputs.Random
-
-
-@dataclass
-class Written:
-    """A parameter or buffer that eager wrote to, and what it held afterwards."""
-
-    path: str
-    tensor: torch.Tensor
-    after: torch.Tensor
 
 
 class Checker:
@@ -65,6 +48,8 @@ class Checker:
         where = StackFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
         self.function = FunctionRun(self.name, where)
         self._compiled: Callable[..., Any] | None = None
+        #: Compiled with eager's random numbers, if that was needed.
+        self._apart: Callable[..., Any] | None = None
 
     # -- a call, in the order in which things happen --
 
@@ -76,65 +61,36 @@ class Checker:
         run, function = self.run, self.function
         run.take_loose()
         function.calls += 1
-        owners = inputs.owners(self.fn, (args, kwargs))
-        start = inputs.Random()
-        eager, written, mode, state = self._eager(args, kwargs, owners)
-        drew = set(eager.random.changed(start))
-        spare = self._clone(args, kwargs, owners) if drew and self.variant.backend == "inductor" else None
-        runs = 3 if self._uses_cudagraphs(args, kwargs, owners) and eager.error is None else 1
+        start = Start(self.fn, (args, kwargs))
+        eager, written = start.run_eager()
+        refuse_result(eager.value, self.name)
+        runs = 3 if self._uses_cudagraphs(start, (args, kwargs)) and eager.error is None else 1
         for number in range(1, runs + 1):
-            start.restore()
-            given = (args, kwargs) if number == runs else self._clone(args, kwargs, owners)
+            start.rewind()
+            given = (args, kwargs) if number == runs else start.clone((args, kwargs))
             compiled = self._run_compiled(*given)
             run.take_for(function)
             if compiled.error is not None:
                 break
-            checks = self._compare(compiled, eager, written)
-            if spare is not None and not all(check.passed is not False for check in checks):
-                checks = self._with_eager_random_numbers(checks, spare, start, eager, written, mode, state)
-            if any(check.passed is False for check in checks):
-                checks = self._unless_nondeterministic(checks, owners, args, kwargs)
-            run.checks += checks
-            run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
-            if any(check.passed is False for check in checks):
-                self._fail(checks, number if runs > 1 else None)
+            self._judge(self._compare(compiled, eager, written), start, eager, written, number if runs > 1 else None)
             if number < runs:
-                del compiled
-                mode.restore()
-                state.restore()
+                del compiled  # an output that is still alive would keep CUDA graphs from being replayed
+        run.not_checked.update(dict.fromkeys(start.notes))
         return self._finish(compiled, eager)
 
-    def _eager(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], owners: list[Any]
-    ) -> tuple[Outcome, list[Written], inputs.CopyBeforeWrite, inputs.State]:
-        """Run eager on clones, and put back all state that it changed."""
-        clones = self._clone(args, kwargs, owners)
-        state = inputs.State(owners)
-        mode = inputs.CopyBeforeWrite()
-        value, error = None, None
-        try:
-            with torch.compiler.set_stance("force_eager"), mode:
-                value = self.fn(*clones[0], **clones[1])
-        except Exception as raised:
-            error = raised
-        finally:
-            after = inputs.Random()
-            value = inputs.detach(value)
-            written = [
-                Written(path, tensor, inputs.detach(tensor))
-                for path, tensor in named_state(owners)
-                if _torch.storage_key(tensor) in mode.before
-            ]
-            mode.forget(clones, owners)
-            mode.restore()
-            state.restore()
-        refuse_result(value, self.name)
-        return Outcome(value, error, clones, after), written, mode, state
-
-    def _clone(self, args: Any, kwargs: Any, owners: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        (copied, notes) = inputs.clone((args, kwargs), owners)
-        self.run.not_checked.update(dict.fromkeys(notes))
-        return copied  # type: ignore[no-any-return]
+    def _judge(
+        self, checks: list[Check], start: Start, eager: Outcome, written: list[Written], number: int | None
+    ) -> None:
+        """Keep the checks of one compiled run; raise ParityError if one failed and nothing excuses it."""
+        __tracebackhide__ = True
+        if _failed(checks) and self.variant.backend == "inductor" and eager.random.changed(start.random):
+            checks = self._with_eager_random_numbers(checks, start, eager, written)
+        if _failed(checks):
+            checks = self._unless_nondeterministic(checks, start, eager)
+        self.run.checks += checks
+        self.run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
+        if _failed(checks):
+            self._fail(checks, number)
 
     def _run_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         value, error = None, None
@@ -153,11 +109,13 @@ class Checker:
             self.function.replayed = None if replayed is None else self.function.replayed + replayed
         return Outcome(value, error, (args, kwargs), inputs.Random())
 
-    def _uses_cudagraphs(self, args: Any, kwargs: Any, owners: list[Any]) -> bool:
+    def _uses_cudagraphs(self, start: Start, arguments: Arguments) -> bool:
+        """Whether CUDA graphs are to be recorded and can be: the variant asks, and there is a GPU."""
         if not self.variant.uses_cudagraphs:
             return False
-        tensors = (v for v in inputs.walk((args, kwargs)) if isinstance(v, torch.Tensor))
-        if any(t.is_cuda for t in tensors) or any(t.is_cuda for o in owners for t in inputs.state_tensors(o)):
+        tensors = [value for value in inputs.walk(arguments) if isinstance(value, torch.Tensor)]
+        tensors += [tensor for owner in start.owners for tensor in inputs.state_tensors(owner)]
+        if any(tensor.is_cuda for tensor in tensors):
             self.function.cudagraphs_expected = True
             return True
         why = "there is no CUDA" if not torch.cuda.is_available() else "nothing of the call is on a GPU"
@@ -198,58 +156,35 @@ class Checker:
         return failed or ([Check("mutation", path, self.function.calls, True)] if found else [])
 
     def _with_eager_random_numbers(
-        self,
-        checks: list[Check],
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        start: inputs.Random,
-        eager: Outcome,
-        written: list[Written],
-        mode: inputs.CopyBeforeWrite,
-        state: inputs.State,
+        self, checks: list[Check], start: Start, eager: Outcome, written: list[Written]
     ) -> list[Check]:
         """Judge on code that draws eager's random numbers; its compilation is kept out of all counts."""
-        kept = inputs.Random(), mode.current(), inputs.State(state.owners)
-        mode.restore()
-        state.restore()
-        start.restore()
-        try:
-            with compiling(self.run):
-                apart: Callable[..., Any] = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
-                value = apart(*arguments[0], **arguments[1])
-            again = self._compare(Outcome(value, None, arguments, inputs.Random()), eager, written)
-        except Exception as error:
-            self.run.notes[f"{self.name}: can't be compiled with fallback_random: {type(error).__name__}"] = None
-            return checks
-        finally:
-            self.run.take_away()
-            mode.put(kept[1])
-            kept[2].restore()
-            kept[0].restore()
-        if all(check.passed is not False for check in again):
-            self.run.notes[
-                f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
-            ] = None
+        with start.again() as (args, kwargs):
+            try:
+                with compiling(self.run):
+                    if self._apart is None:
+                        self._apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
+                    value = self._apart(*args, **kwargs)
+                again = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)
+            except Exception as error:
+                self.run.notes[f"{self.name}: can't be compiled with fallback_random: {_told(error)}"] = None
+                return checks
+            finally:
+                self.run.take_away()
+        if not _failed(again):
+            told = f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
+            self.run.notes[told] = None
         return again
 
-    def _unless_nondeterministic(
-        self, checks: list[Check], owners: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Check]:
+    def _unless_nondeterministic(self, checks: list[Check], start: Start, eager: Outcome) -> list[Check]:
         """Withdraw judgement where eager does not agree with eager on the same arguments."""
-        start = inputs.Random()
-        try:
-            one = self._eager(args, kwargs, owners)[0]
-            start.restore()
-            two = self._eager(args, kwargs, owners)[0]
-        finally:
-            start.restore()
-        if one.error or two.error:
+        with start.again() as arguments:
+            second = Start(self.fn, arguments).run_eager()[0]
+        if second.error is not None:
             return checks
-        again = compare(two.value, one.value, tolerances=self.tolerances)
+        again = compare(second.value, eager.value, tolerances=self.tolerances)
         unstable = {check.path for check in again if check.passed is False}
-        if not unstable:
-            return checks
         note = "not deterministic: eager differs from eager on the same arguments"
-        self.run.not_checked[f"{self.name}: {note}"] = None
         return [replace(c, passed=None, note=note) if c.passed is False and c.path in unstable else c for c in checks]
 
     # -- ending --
@@ -308,12 +243,8 @@ def _told(error: Exception | None) -> str:
     return f"raised {type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
 
 
-def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers of modules, with the names that reports use."""
-    for owner in owners:
-        if isinstance(owner, torch.nn.Module):
-            yield from ((f"parameter {name}", tensor) for name, tensor in owner.named_parameters())
-            yield from ((f"buffer {name}", tensor) for name, tensor in owner.named_buffers())
+def _failed(checks: list[Check]) -> bool:
+    return any(check.passed is False for check in checks)
 
 
 def name_of(fn: Any) -> str:

@@ -73,7 +73,8 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
     """
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}
-    todo: list[tuple[Any, bool]] = [(arguments, False), (fn, True)]
+    called = getattr(type(fn), "forward" if isinstance(fn, torch.nn.Module) else "__call__", None)
+    todo: list[tuple[Any, bool]] = [(arguments, False), (called, False), (fn, True)]
     while todo:
         start, belongs = todo.pop()
         for value in walk(start, seen):
@@ -82,12 +83,27 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
             elif isinstance(value, types.FunctionType):
                 cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
                 todo += [(held, isinstance(held, _CONTAINERS)) for held in cells]
-                used = (value.__globals__.get(name) for name in value.__code__.co_names)
-                todo += [(held, False) for held in used if isinstance(held, _STATEFUL)]
+                used = (value.__globals__.get(name) for name in _names(value.__code__))
+                todo += [(held, False) for held in used if isinstance(held, _STATEFUL) or _is_users(held)]
                 todo += [(value.__defaults__, True), (value.__kwdefaults__, True)]
+            elif isinstance(value, types.MethodType):
+                todo.append((value.__func__, False))
             elif belongs and (isinstance(value, _CONTAINERS) or _has_attributes(value)):
                 found[id(value)] = value
     return list(found.values())
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function looks up, also in the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether a function may use a module of the user's: all may but torch's own."""
+    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] != "torch"
 
 
 def _has_attributes(value: Any) -> bool:
@@ -147,7 +163,8 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
         elif isinstance(value, (*_STATEFUL, types.FunctionType, types.MethodType)):
             memo[id(value)] = value
     try:
-        return copy.deepcopy(tree, memo), notes
+        # On a copy: a failed attempt leaves half-filled containers in its memo.
+        return copy.deepcopy(tree, dict(memo)), notes
     except Exception as error:
         # Locks, files, tensors hidden in C objects: shared by both runs, and said so.
         for value in found:
@@ -223,6 +240,7 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._born: dict[int, torch.UntypedStorage] = {}
+        self._off: dict[int, torch.UntypedStorage] = {}
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -244,14 +262,28 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         """Put all changed storages back, without touching autograd's version counters."""
         self.put({key: old for key, (_, old) in self.before.items()})
 
-    def forget(self, clones: Any, owners: list[Any]) -> None:
-        """Leave cloned arguments as they are: they show what was changed. State of owners is kept."""
+    def split_off(self, clones: Any, owners: list[Any]) -> dict[int, torch.UntypedStorage]:
+        """Take cloned arguments out of what is restored: they show what was changed.
+
+        Returns what their storages held before, by storage. Arguments that share storage with state
+        of ``owners`` were not cloned, and stay.
+        """
         kept = {storage_key(tensor) for owner in owners for tensor in state_tensors(owner)}
+        off = {}
         for value in walk(clones):
             if isinstance(value, torch.Tensor):
                 key = storage_key(value)
-                if key is not None and key not in kept:
-                    self.before.pop(key, None)
+                if key is not None and key not in kept and key in self.before:
+                    storage, off[key] = self.before.pop(key)
+                    self._off[key] = storage
+        return off
+
+    def swap(self, contents: dict[int, torch.UntypedStorage]) -> None:
+        """Exchange what storages that were split off hold with ``contents``."""
+        for key, content in contents.items():
+            held = self._off[key].clone()
+            _fill(self._off[key], content)
+            contents[key] = held
 
     def current(self) -> dict[int, torch.UntypedStorage]:
         """Copy what the storages hold now."""
@@ -259,10 +291,13 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
 
     def put(self, contents: dict[int, torch.UntypedStorage]) -> None:
         for key, content in contents.items():
-            storage = self.before[key][0]
-            if storage.nbytes() != content.nbytes():
-                storage.resize_(content.nbytes())
-            storage.copy_(content)
+            _fill(self.before[key][0], content)
+
+
+def _fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
+    if storage.nbytes() != content.nbytes():
+        storage.resize_(content.nbytes())
+    storage.copy_(content)
 
 
 def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
@@ -277,6 +312,27 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
+def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of modules, with the names that reports use."""
+    for owner in owners:
+        if isinstance(owner, torch.nn.Module):
+            yield from ((f"parameter {name}", tensor) for name, tensor in owner.named_parameters())
+            yield from ((f"buffer {name}", tensor) for name, tensor in owner.named_buffers())
+
+
+def holders(tree: Any) -> list[Any]:
+    """Containers and objects in a tree of arguments that a call can change."""
+    return [
+        value
+        for value in walk(tree)
+        if isinstance(value, _CONTAINERS) or (_has_attributes(value) and not _stateful(value))
+    ]
+
+
+def _stateful(value: Any) -> bool:
+    return isinstance(value, (*_STATEFUL, types.FunctionType))
+
+
 class State:
     """Python-side state of owners: attributes, content of containers, gradients, optimizer state."""
 
@@ -287,6 +343,7 @@ class State:
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         seen: set[int] = set()
         for owner in owners:
             if isinstance(owner, torch.nn.Module):
@@ -311,6 +368,7 @@ class State:
         values = dict(vars(owner))
         inner = {name: copy.copy(value) for name, value in values.items() if isinstance(value, _CONTAINERS)}
         self._attributes.append((owner, type(owner), values, inner))
+        self._generators += [(v, v.get_state()) for v in values.values() if isinstance(v, torch.Generator)]
 
     def restore(self) -> None:
         for container, content in self._containers:
@@ -334,6 +392,8 @@ class State:
                 _refill(optimizer.state[key], content)
             for group, content in zip(optimizer.param_groups, groups):
                 _refill(group, content)
+        for generator, position in self._generators:
+            generator.set_state(position)
         for tensor, kind in self._lazy:
             if type(tensor) is not kind:
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -305,11 +305,11 @@ def _check_combination(run: Run, values: dict[str, Any], distances: dict[str, in
 
     if "mode" not in values:
         return
-    if not any(has_modes(backend) for backend in run.backend) and "backend" in values:
-        # A mode for a whole module leaves a test alone that asks for another backend by itself.
-        if distances["mode"] <= distances["backend"]:
-            names = ", ".join(repr(backend_name(backend)) for backend in run.backend)
-            raise SettingsError(f"mode {run.mode[0]!r} on backend {names}, which has no modes; known: 'inductor'")
+    # A mode for a whole module leaves a test alone that asks for another backend by itself.
+    meant_for_it = "backend" in values and distances["mode"] <= distances["backend"]
+    if meant_for_it and not any(has_modes(backend) for backend in run.backend):
+        names = ", ".join(repr(backend_name(backend)) for backend in run.backend)
+        raise SettingsError(f"mode {run.mode[0]!r} on backend {names}, which has no modes; known: 'inductor'")
     if any(mode != "default" for mode in run.mode) and any(options is not None for options in run.options):
         raise SettingsError("mode and options exclude each other in torch.compile")
 

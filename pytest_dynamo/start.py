@@ -1,0 +1,113 @@
+"""Where a call starts: arguments, state and random numbers, and the way back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo import inputs
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Outcome:
+    """What one run of a call gave: a value or an error, and what it left."""
+
+    value: Any
+    error: Exception | None
+    #: Positional and keyword arguments after the call.
+    arguments: Arguments
+    random: inputs.Random
+
+
+@dataclass
+class Written:
+    """A parameter or buffer that eager wrote to, and what it held afterwards."""
+
+    path: str
+    tensor: torch.Tensor
+    after: torch.Tensor
+
+
+class Start:
+    """The moment before a call.
+
+    The caller's own arguments are left to the compiled run; eager runs on clones of them.
+    """
+
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
+        self.fn = fn
+        self.owners = inputs.owners(fn, arguments)
+        self.random = inputs.Random()
+        self.notes: list[str] = []
+        self._clones = self.clone(arguments)
+        self._clone_state = inputs.State(inputs.holders(self._clones))
+        self._clone_contents: dict[int, torch.UntypedStorage] = {}
+        self._state = inputs.State(self.owners)
+        self._mode = inputs.CopyBeforeWrite()
+
+    def clone(self, arguments: Arguments) -> Arguments:
+        """Copy arguments; what could not be copied faithfully is added to ``notes``."""
+        copied, notes = inputs.clone(arguments, self.owners)
+        self.notes += notes
+        return copied  # type: ignore[no-any-return]
+
+    def run_eager(self) -> tuple[Outcome, list[Written]]:
+        """Run eager on the clones and put back all state that it changed, but for random numbers."""
+        value, error = None, None
+        args, kwargs = self._clones
+        try:
+            with torch.compiler.set_stance("force_eager"), self._mode:
+                value = self.fn(*args, **kwargs)
+        except Exception as raised:
+            error = raised
+        finally:
+            after = inputs.Random()
+            value = inputs.detach(value)
+            written = [
+                Written(path, tensor, inputs.detach(tensor))
+                for path, tensor in inputs.named_state(self.owners)
+                if _torch.storage_key(tensor) in self._mode.before
+            ]
+            self._clone_contents = self._mode.split_off(self._clones, self.owners)
+            self._mode.restore()
+            self._state.restore()
+        return Outcome(value, error, self._clones, after), written
+
+    def rewind(self) -> None:
+        """Bring state and random numbers back to the start."""
+        self._mode.restore()
+        self._state.restore()
+        self.random.restore()
+
+    @contextmanager
+    def again(self) -> Iterator[Arguments]:
+        """Be at the start once more, with fresh arguments; afterwards everything is as it was found."""
+        random, contents, state = inputs.Random(), self._mode.current(), inputs.State(self.owners)
+        arguments = self._pristine()
+        self.rewind()
+        try:
+            yield arguments
+        finally:
+            self._mode.put(contents)
+            state.restore()
+            random.restore()
+
+    def _pristine(self) -> Arguments:
+        """Arguments as they were at the start, though eager may have changed its clones."""
+        changed = inputs.State(inputs.holders(self._clones))
+        self._mode.swap(self._clone_contents)
+        self._clone_state.restore()
+        try:
+            return self.clone(self._clones)
+        finally:
+            self._mode.swap(self._clone_contents)
+            changed.restore()
