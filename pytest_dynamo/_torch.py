@@ -455,6 +455,30 @@ def tensors_in(value: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+def map_values(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``change`` to every value in nested lists, tuples and dicts."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(change, tree)
+
+
+def is_operator(func: Any) -> bool:
+    """Whether ``func`` is an operator with a schema, and no operator of a higher order."""
+    import torch
+
+    return isinstance(func, torch._ops.OpOverload)
+
+
+def reinterprets_bits(func: Any) -> bool:
+    return str(func) == "aten.view.dtype"
+
+
+def draws_random_numbers(func: Any) -> bool:
+    import torch
+
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """Tensors that an operator says it writes to. Batch normalisation does not say it."""
     schema = getattr(func, "_schema", None)

@@ -18,9 +18,13 @@ from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
+from pytest_dynamo.parity import Pairs
 from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
 from pytest_dynamo.record import Finding
+from pytest_dynamo.reference import BUDGETS
+from pytest_dynamo.reference import Float64
+from pytest_dynamo.reference import within_rounding
 from pytest_dynamo.settings import Tolerances
 from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Outcome
@@ -72,19 +76,22 @@ class Checker:
             run.take_for(function)
             if compiled.error is not None:
                 break
-            self._judge(self._compare(compiled, eager, written), start, eager, written, number if runs > 1 else None)
+            self._judge(compiled, eager, written, start, number if runs > 1 else None)
             if number < runs:
                 del compiled  # an output that is still alive would keep CUDA graphs from being replayed
         run.not_checked.update(dict.fromkeys(start.notes))
         return self._finish(compiled, eager)
 
     def _judge(
-        self, checks: list[Check], start: Start, eager: Outcome, written: list[Written], number: int | None
+        self, compiled: Outcome, eager: Outcome, written: list[Written], start: Start, number: int | None
     ) -> None:
         """Keep the checks of one compiled run; raise ParityError if one failed and nothing excuses it."""
         __tracebackhide__ = True
+        checks, pairs = self._compare(compiled, eager, written)
         if _failed(checks) and self.variant.backend == "inductor" and eager.random.changed(start.random):
-            checks = self._with_eager_random_numbers(checks, start, eager, written)
+            checks, pairs = self._with_eager_random_numbers(checks, pairs, start, eager, written)
+        if _failed(checks):
+            checks = self._by_float64(checks, pairs, start, eager, written)
         if _failed(checks):
             checks = self._unless_nondeterministic(checks, start, eager)
         self.run.checks += checks
@@ -134,30 +141,64 @@ class Checker:
 
     # -- comparing --
 
-    def _compare(self, compiled: Outcome, eager: Outcome, written: list[Written]) -> list[Check]:
-        call = self.function.calls
-        checks = compare(compiled.value, eager.value, tolerances=self.tolerances, call=call)
+    def _compare(self, compiled: Outcome, eager: Outcome, written: list[Written]) -> tuple[list[Check], Pairs]:
+        """Compare a run with eager's; also return the tensors that were compared, by path."""
+        call, pairs = self.function.calls, Pairs()
+        checks = compare(compiled.value, eager.value, tolerances=self.tolerances, call=call, pairs=pairs)
         for number, (actual, expected) in enumerate(zip(compiled.arguments[0], eager.arguments[0])):
-            checks += self._mutation(actual, expected, f"args[{number}]")
+            checks += self._mutation(actual, expected, f"args[{number}]", pairs)
         for name, expected in eager.arguments[1].items():
-            checks += self._mutation(compiled.arguments[1][name], expected, name)
+            checks += self._mutation(compiled.arguments[1][name], expected, name, pairs)
         for state in written:
-            checks += self._mutation(state.tensor, state.after, f"{state.path} after the call")
+            checks += self._mutation(state.tensor.detach(), state.after.detach(), f"{state.path} after the call", pairs)
         for name in compiled.random.changed(eager.random):
             if name in ("random", "numpy.random"):
                 note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
                 checks.append(Check("rng", name, call, False, note=note))
-        return checks
+        return checks, pairs
 
-    def _mutation(self, actual: Any, expected: Any, path: str) -> list[Check]:
+    def _mutation(self, actual: Any, expected: Any, path: str, pairs: Pairs) -> list[Check]:
         """Compare what a call left in an argument; what can't be compared there is no one's output."""
-        found = compare(actual, expected, tolerances=self.tolerances, call=self.function.calls, path=path)
+        call = self.function.calls
+        found = compare(actual, expected, tolerances=self.tolerances, call=call, path=path, pairs=pairs)
         failed = [replace(check, what="mutation") for check in found if check.passed is False]
-        return failed or ([Check("mutation", path, self.function.calls, True)] if found else [])
+        return failed or ([Check("mutation", path, call, True)] if found else [])
+
+    def _by_float64(
+        self, checks: list[Check], pairs: Pairs, start: Start, eager: Outcome, written: list[Written]
+    ) -> list[Check]:
+        """Tell rounding from faults by a run of the same call in float64."""
+        doubtful = {check.path for check in checks if check.passed is False and check.max_abs is not None}
+        doubtful = {path for path in doubtful & pairs.keys() if pairs[path][1].dtype in BUDGETS}
+        if not doubtful or (self.tolerances.rtol, self.tolerances.atol) != (None, None):
+            return checks
+        references: dict[str, torch.Tensor] = {}
+        why = "no float64 reference"
+        with start.again() as (args, kwargs):
+            try:
+                with torch.compiler.set_stance("force_eager"), Float64():
+                    value = self.fn(*args, **kwargs)
+                met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)[1]
+                # State is put back when this block ends: copy what it holds.
+                references = {path: met[path][0].detach().clone() for path in doubtful & met.keys()}
+            except Exception as error:
+                why = f"no float64 reference: {_told(error)}"
+        return [self._rejudged(c, pairs, references, why) if c.path in doubtful else c for c in checks]
+
+    def _rejudged(self, check: Check, pairs: Pairs, references: dict[str, torch.Tensor], why: str) -> Check:
+        reference = references.get(check.path)
+        if check.passed is not False or check.max_abs is None:
+            return check
+        if reference is None or (check.what == "values" and reference.dtype == pairs[check.path][1].dtype):
+            return replace(check, note=f"{check.note} ({why})")
+        verdict = within_rounding(*pairs[check.path], reference, self.tolerances.max_error_ratio)
+        if verdict.passed:
+            return replace(check, passed=True, error_ratio=verdict.ratio, note=verdict.note)
+        return replace(check, error_ratio=verdict.ratio, note=f"{check.note}; {verdict.note}")
 
     def _with_eager_random_numbers(
-        self, checks: list[Check], start: Start, eager: Outcome, written: list[Written]
-    ) -> list[Check]:
+        self, checks: list[Check], pairs: Pairs, start: Start, eager: Outcome, written: list[Written]
+    ) -> tuple[list[Check], Pairs]:
         """Judge on code that draws eager's random numbers; its compilation is kept out of all counts."""
         with start.again() as (args, kwargs):
             try:
@@ -165,16 +206,18 @@ class Checker:
                     if self._apart is None:
                         self._apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
                     value = self._apart(*args, **kwargs)
-                again = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)
+                again, met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)
+                # State is put back when this block ends: copy what it holds.
+                met = {path: (a.detach().clone(), e) for path, (a, e) in met.items()}
             except Exception as error:
                 self.run.notes[f"{self.name}: can't be compiled with fallback_random: {_told(error)}"] = None
-                return checks
+                return checks, pairs
             finally:
                 self.run.take_away()
         if not _failed(again):
             told = f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
             self.run.notes[told] = None
-        return again
+        return again, met
 
     def _unless_nondeterministic(self, checks: list[Check], start: Start, eager: Outcome) -> list[Check]:
         """Withdraw judgement where eager does not agree with eager on the same arguments."""

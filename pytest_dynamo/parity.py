@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import math
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +27,26 @@ DTYPE_TOLERANCES = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device)
-_PLAIN = (str, bytes, bool, int, type(None), torch.Size, torch.layout, torch.memory_format, enum.Enum, range)
+_IDENTITY = (type, types.BuiltinFunctionType, types.ModuleType)
+_PLAIN = (
+    *(str, bytes, bool, int, type(None), enum.Enum, range),
+    *(torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
-def compare(actual: Any, expected: Any, *, tolerances: Tolerances, call: int = 1, path: str = "out") -> list[Check]:
+#: Strided tensors that were compared, compiled's and eager's, by path.
+Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def compare(
+    actual: Any,
+    expected: Any,
+    *,
+    tolerances: Tolerances,
+    call: int = 1,
+    path: str = "out",
+    pairs: Pairs | None = None,
+) -> list[Check]:
     """Compare two results: structure, types, and every tensor and number in them.
 
     Args:
@@ -41,13 +56,22 @@ def compare(actual: Any, expected: Any, *, tolerances: Tolerances, call: int = 1
             bitwise. Where they are None, those of ``torch.testing.assert_close`` for the dtype.
         call: number of the call within the test, for the checks.
         path: name of the result, for the checks.
+        pairs: filled with the tensors that were met.
     """
-    return list(_Comparison(tolerances, call).values(actual, expected, path))
+    checks: list[Check] = []
+    try:
+        for check in _Comparison(tolerances, call, {} if pairs is None else pairs).values(actual, expected, path):
+            checks.append(check)
+    except Exception as error:  # from a method of the user's, or an operation that a tensor lacks
+        note = f"comparing stopped at {type(error).__name__}: {error}"
+        checks.append(Check("structure", path, call, None, note=note))
+    return checks
 
 
 class _Comparison:
-    def __init__(self, tolerances: Tolerances, call: int) -> None:
+    def __init__(self, tolerances: Tolerances, call: int, pairs: Pairs) -> None:
         self._tolerances = tolerances
+        self._pairs = pairs
         self._call = call
         self._seen: set[tuple[int, int]] = set()
 
@@ -74,20 +98,21 @@ class _Comparison:
             yield from self._tensor(actual, expected, path)
         elif isinstance(expected, (float, complex)):
             yield self._number(actual, expected, path)
+        elif _is_numpy(expected):
+            yield from self._numpy(actual, expected, path)
         elif isinstance(expected, _PLAIN):
             difference = self._same("values", path, actual, expected)
             yield difference or self._check("values", path, True)
+        elif isinstance(expected, types.FunctionType):
+            yield from self._function(actual, expected, path)
         elif isinstance(expected, _IDENTITY):
-            if actual is not expected:
-                yield self._check("values", path, False, f"compiled {actual!r}, eager {expected!r}")
+            yield self._check("values", path, False, f"compiled {_short(actual)}, eager {_short(expected)}")
         elif isinstance(expected, dict):
             yield from self._mapping(actual, expected, path)
         elif isinstance(expected, (list, tuple, collections.deque)):
             yield from self._sequence(actual, expected, path)
         elif isinstance(expected, (set, frozenset)):
             yield from self._set(actual, expected, path)
-        elif type(expected).__module__ == "numpy" and hasattr(expected, "dtype"):
-            yield from self._numpy(actual, expected, path)
         else:
             yield from self._object(actual, expected, path)
 
@@ -99,7 +124,7 @@ class _Comparison:
             return
         for (_, a), (key, e) in zip(actual.items(), expected.items()):
             yield from self.values(a, e, f"{path}[{_short(key)}]")
-        yield from self._attributes(actual, expected, path, getattr(expected, "__dict__", {}))
+        yield from self._attributes(actual, expected, path)
 
     def _sequence(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
         if len(actual) != len(expected):
@@ -108,6 +133,7 @@ class _Comparison:
         names = getattr(expected, "_fields", None)
         for number, (a, e) in enumerate(zip(actual, expected)):
             yield from self.values(a, e, f"{path}.{names[number]}" if names else f"{path}[{number}]")
+        yield from self._attributes(actual, expected, path)
 
     def _set(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
         if any(isinstance(v, torch.Tensor) for v in (*actual, *expected)):
@@ -115,35 +141,65 @@ class _Comparison:
         else:
             yield self._same("values", path, actual, expected) or self._check("values", path, True)
 
-    def _numpy(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
-        if expected.dtype.hasobject or expected.dtype.kind not in "biufc":
-            same = actual.shape == expected.shape and bool((actual == expected).all())
-            yield self._check("values", path, same)
+    def _function(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
+        """Functions that a call makes are new objects each time: they agree if their code and closures do."""
+        if actual.__code__ != expected.__code__:
+            yield self._check("values", path, False, f"compiled {_short(actual)}, eager {_short(expected)}")
             return
-        difference = self._same("dtype", path, actual.dtype, expected.dtype)
+        yield self._check("values", path, True)
+        for name, a, e in zip(expected.__code__.co_freevars, actual.__closure__ or (), expected.__closure__ or ()):
+            yield from self.values(a.cell_contents, e.cell_contents, f"{path}.{name}")
+
+    def _numpy(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
+        numpy = sys.modules["numpy"]
+        a, e = numpy.asarray(actual), numpy.asarray(expected)
+        difference = self._same("dtype", path, a.dtype, e.dtype) or self._same("shape", path, a.shape, e.shape)
         if difference:
             yield difference
+        elif e.dtype.kind == "O":
+            for where in numpy.ndindex(e.shape):
+                yield from self.values(a[where], e[where], f"{path}{list(where)}")
+        elif e.dtype.kind in "biufc":
+            # Torch has neither the other byte order nor longer floating-point numbers.
+            native = e.dtype.newbyteorder("=")
+            if native.char in "gG":
+                native = {"g": numpy.dtype("f8"), "G": numpy.dtype("c16")}[native.char]
+            yield from self._tensor(torch.as_tensor(a.astype(native)), torch.as_tensor(e.astype(native)), path)
         else:
-            yield from self._tensor(torch.as_tensor(actual.copy()), torch.as_tensor(expected.copy()), path)
+            same = numpy.array_equal(a, e, equal_nan=e.dtype.kind in "mM")
+            yield self._check("values", path, same, None if same else f"compiled {_short(a)}, eager {_short(e)}")
+        yield from self._attributes(actual, expected, path)
 
     def _object(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
-        if dataclasses.is_dataclass(expected):
-            given = [f.name for f in dataclasses.fields(expected) if hasattr(expected, f.name)]
-            yield from self._attributes(actual, expected, path, {n: getattr(expected, n) for n in given})
-        elif getattr(expected, "__dict__", None):
-            yield from self._attributes(actual, expected, path, vars(expected))
-        elif _compares_itself(expected) and isinstance(same := actual == expected, bool):
-            yield self._check("values", path, same)
+        kind = f"{type(expected).__module__}.{type(expected).__qualname__}"
+        if _state(actual) or _state(expected):
+            yield from self._attributes(actual, expected, path)
+            return
+        same = None
+        if _compares_itself(expected):
+            try:
+                same = actual == expected
+            except Exception as error:
+                note = f"comparing objects of {kind} raised {type(error).__name__}: {error}"
+                yield self._check("structure", path, None, note)
+                return
+        if isinstance(same, bool):
+            yield self._check(
+                "values", path, same, None if same else f"compiled {_short(actual)}, eager {_short(expected)}"
+            )
         else:
-            kind = f"{type(expected).__module__}.{type(expected).__qualname__}"
             yield self._check("structure", path, None, f"don't know how to compare objects of {kind}")
 
-    def _attributes(self, actual: Any, expected: Any, path: str, wanted: dict[str, Any]) -> Iterator[Check]:
+    def _attributes(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
+        own, wanted = _state(actual), _state(expected)
         for name, value in wanted.items():
-            if not hasattr(actual, name):
+            if name not in own:
                 yield self._check("structure", f"{path}.{name}", False, "compiled has no such attribute")
             elif not callable(value) or isinstance(value, torch.Tensor):
-                yield from self.values(getattr(actual, name), value, f"{path}.{name}")
+                yield from self.values(own[name], value, f"{path}.{name}")
+        if not _copies_itself(expected):
+            for name in own.keys() - wanted.keys():
+                yield self._check("structure", f"{path}.{name}", False, "eager has no such attribute")
 
     def _number(self, actual: Any, expected: Any, path: str) -> Check:
         # A Python number may come from float32 arithmetic, as by `.item()`: its tolerance holds.
@@ -156,19 +212,25 @@ class _Comparison:
     # -- tensors --
 
     def _tensor(self, actual: torch.Tensor, expected: torch.Tensor, path: str) -> Iterator[Check]:
-        facts = ["layout", "dtype", "device", "shape", "requires_grad"]
+        self._pairs[path] = (actual, expected)
         failed = False
-        for fact in facts:
-            difference = self._same(
-                fact if fact != "layout" else "type", path, getattr(actual, fact), getattr(expected, fact)
-            )
+        for what, read in _FACTS:
+            difference = self._same(what, path, read(actual), read(expected))
             if difference:
-                failed = failed or fact not in ("requires_grad", "device")
+                failed = failed or what not in ("requires_grad", "device")
                 yield difference
         if failed:
             return
+        if actual.device != expected.device:
+            if actual.is_meta or expected.is_meta:
+                return
+            actual = actual.to(expected.device)
         if expected.is_meta:
             yield self._check("values", path, None, "tensors on the meta device have no values")
+            return
+        if expected.is_nested:
+            for number, (a, e) in enumerate(zip(actual.unbind(), expected.unbind())):
+                yield self._plain(a, e, f"{path}[{number}]")
             return
         parts = _torch.plain_parts(actual, expected)
         if parts is None:
@@ -179,6 +241,8 @@ class _Comparison:
                 yield self._check("shape", path + name, False, f"compiled {tuple(a.shape)}, eager {tuple(e.shape)}")
             else:
                 yield self._plain(a, e, path + name)
+        if expected.is_quantized and torch.equal(actual.int_repr(), expected.int_repr()):
+            yield self._exact(actual.dequantize(), expected.dequantize(), path)
 
     def _plain(self, actual: torch.Tensor, expected: torch.Tensor, path: str) -> Check:
         if not (expected.is_floating_point() or expected.is_complex()):
@@ -219,9 +283,45 @@ class _Comparison:
         where = _index(int(score.flatten().argmax().item()), expected.shape)
         note = (
             f"{_share(wrong)} differ by more than atol={atol:g} + rtol={rtol:g} * |eager|; "
-            f"worst at {_at(where)}: compiled {actual[where].item():.6g}, eager {expected[where].item():.6g}"
+            f"worst at {_at(where)}: compiled {actual[where].item():.9g}, eager {expected[where].item():.9g}"
         )
         return self._check("values", path, False, note, **numbers)
+
+
+def _shape(tensor: torch.Tensor) -> Any:
+    # A nested tensor has none, or one that holds a number of its own for the ragged dimension.
+    return [tuple(part.shape) for part in tensor.unbind()] if tensor.is_nested else tensor.shape
+
+
+_FACTS = (
+    ("type", lambda tensor: tensor.layout),
+    ("dtype", lambda tensor: tensor.dtype),
+    ("device", lambda tensor: tensor.device),
+    ("shape", _shape),
+    ("requires_grad", lambda tensor: tensor.requires_grad),
+)
+
+
+def _is_numpy(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Attributes that an object holds itself, in its ``__dict__`` and in slots."""
+    state = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                state[name] = getattr(value, name)
+    return state
+
+
+def _copies_itself(value: object) -> bool:
+    """Whether a type decides what its copies hold, so that eager's copy may lack something."""
+    names = ("__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+    return any(name in vars(cls) for cls in type(value).__mro__[:-1] for name in names)
 
 
 def _compares_itself(value: object) -> bool:
@@ -233,7 +333,10 @@ def _key(key: object) -> object:
 
 
 def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}"
+    try:
+        text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}"
+    except Exception:  # a method of the user's
+        text = f"an object of {type(value).__qualname__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

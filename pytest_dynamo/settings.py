@@ -62,11 +62,14 @@ class Limits:
 class Tolerances:
     """How far compiled values may be from eager's; ``None`` takes the default of the dtype."""
 
+    #: Given by the user these are final; otherwise a float64 run decides where they are exceeded.
     rtol: float | None = None
     atol: float | None = None
+    #: How many times as far from the float64 result as eager compiled may be.
+    max_error_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rtol", "atol"):
+        for name in ("rtol", "atol", "max_error_ratio"):
             _check_number(name, getattr(self, name))
 
 
