@@ -45,6 +45,7 @@ _START = "torchdynamo start compiling"
 _LIMIT = "torch._dynamo hit config."
 _SKIP = "skipping: %s (reason"
 _CONVERT_FILE = os.path.join("torch", "_dynamo", "convert_frame.py")
+_COMPILER_FOLDER = os.path.join("torch", "_dynamo", "")
 _PYTEST_NAMES = ("@py_assert", "@pytest_ar")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
@@ -93,7 +94,8 @@ def parse_break(record: logging.LogRecord) -> Event | None:
     stack = tuple(StackFrame(f.filename, f.lineno or 0, messages.real_function(f.name)) for f in real)
     if not stack:
         # Branches on data are logged after their exception was handled: only the text is left.
-        stack = text.stack or ((text.location,) if text.location else ())
+        # Of a place that was told before, torch gives the line and no stack.
+        stack = text.stack or ((_with_function(text.location),) if text.location else ())
     if not stack:
         return None
     return BreakEvent(
@@ -142,6 +144,7 @@ def parse_convert(record: logging.LogRecord) -> Event | None:
             function=str(name),
             backend=_innermost(values.get("compiler_fn")),
             reasons=tuple(map(str, reasons)) if isinstance(reasons, (list, tuple)) else (),
+            callers=_callers() if _COMPILER_FOLDER in str(file) else (),
         )
     if words.startswith(_LIMIT):
         limit, value, function, reason = record.args[:4]
@@ -201,6 +204,15 @@ def _callers() -> tuple[StackFrame, ...]:
         if "/torch/" not in file.replace("\\", "/") and not file.startswith(_OWN):
             found.append(StackFrame(file, frame.f_lineno, messages.real_function(frame.f_code.co_name)))
     return tuple(reversed(found))
+
+
+def _with_function(where: StackFrame) -> StackFrame:
+    """Complete a line by the function in which Dynamo is tracing it."""
+    for frame in _frames():
+        code = getattr(frame.f_locals.get("self"), "f_code", None)
+        if isinstance(code, CodeType) and code.co_filename == where.file:
+            return StackFrame(where.file, where.line, messages.real_function(code.co_name))
+    return where
 
 
 def _rewritten_by_pytest(error: BaseException | None, where: StackFrame) -> bool:
@@ -415,7 +427,7 @@ def storage_key(tensor: Any) -> int | None:
 
     if torch.nn.parameter.is_lazy(tensor):
         return None
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         return None
     if is_wrapper(tensor) or torch._is_functional_tensor(tensor):
         return None

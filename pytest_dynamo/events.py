@@ -36,6 +36,9 @@ class CompileEvent:
     #: What generates code for this frame; compared with ``==``, as Dynamo's own guard does.
     backend: Any = field(default=None, compare=False)
     reasons: tuple[str, ...] = ()
+    #: Python frames that led here, outermost first; only where the frame is the compiler's own
+    #: wrapper around a module of torch.
+    callers: tuple[StackFrame, ...] = ()
 
     @property
     def frame(self) -> str:

@@ -70,8 +70,10 @@ def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Calla
 def uses_ours(item: pytest.Item | Any) -> bool:
     """Whether our variant fixture, and no foreign one of its name, is in the closure of a test."""
     info = getattr(item, "_fixtureinfo", None)
-    found = info.name2fixturedefs.get("compiled_variant") if info is not None else None
-    if not found:
-        return False
-    func = found[-1].func
-    return getattr(func, "__module__", None) == __name__
+    return info is not None and is_ours(info, "compiled_variant")
+
+
+def is_ours(info: Any, name: str) -> bool:
+    """Whether the fixture that a test gets under ``name`` is the one of this plugin."""
+    found = info.name2fixturedefs.get(name)
+    return bool(found) and getattr(found[-1].func, "__module__", None) == __name__

@@ -239,7 +239,9 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._born: dict[int, torch.UntypedStorage] = {}
+        #: Storages made during the run. Only their addresses: a storage from before the run is alive
+        #: all the time, so no other can have its address.
+        self._born: set[int] = set()
         self._off: dict[int, torch.UntypedStorage] = {}
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
@@ -255,7 +257,7 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         for tensor in _torch.tensors_in(out):
             key = storage_key(tensor)
             if key is not None and key not in known and key not in self.before:
-                self._born[key] = tensor.untyped_storage()
+                self._born.add(key)
         return out
 
     def restore(self) -> None:

@@ -19,7 +19,7 @@ _SKIPPED = ("Skipping the function", "which results in a skip", "Skipping the fr
 _RESUME = re.compile(r"^(?:torch_dynamo_resume_in_)+(.+?)(?:_at_\d+)+$")
 _GENERIC_HINTS = ("Please report an issue to PyTorch", "This graph break is fundamental", "It may be possible to")
 
-_GUARD_ENTRY = re.compile(r"^\d+/\d+: ")
+_GUARD_ENTRY = re.compile(r"^\d+/\d+:\s*")
 _OBJECT_ID = re.compile(r"(?<=, )\d{9,}(?=[,)])")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
@@ -58,7 +58,7 @@ def real_function(name: str) -> str:
 
 def parse_break(message: str, detail: str = "") -> BreakText:
     """Take a graph-break record apart; ``detail`` is the exception's text, for records without one."""
-    text = message if "Explanation:" in message or "Reason:" in message else f"{message}\n{detail}"
+    text = message if "Explanation:" in message or "Reason:" in message else f"{detail}\n{message}"
     cause = text.partition(_SECOND_BREAK)[0]
     found = _GB_TYPE.search(cause)
     reason = found[1] if found else _first_cause(cause)
@@ -117,7 +117,6 @@ def parse_cudagraph_skip(message: str) -> tuple[str, StackFrame | None]:
     """Return the reason of a skipped CUDA graph, and the line that torch blames."""
     found = _FRAME.search(message)
     head = message.partition("\n")[0].partition(". Found from")[0].strip().rstrip(":. ")
-    for words in ("skipping cudagraphs due to ", "skipping cudagraph due to "):
-        head = head.removeprefix(words)
+    head = re.sub(r"^(?:skipping cudagraphs? due to )+", "", head)
     where = StackFrame(found["file"], int(found["line"]), found["name"] or "?") if found else None
     return _ADDRESS.sub("0x…", head), where

@@ -76,6 +76,8 @@ class Observer:
             ),
             LoggerTap(_torch.CUDAGRAPH_RECORD_LOGGER, self._sink(_torch.parse_cudagraph_recording), logging.DEBUG),
         ]
+        #: Whether anything was compiled since the last reset, or may have been before the taps were in.
+        self.dirty = True
         #: What this torch tells; None until ``check_signals`` has been called.
         self.signals: Signals | None = None
         #: Reports that this plugin failed to understand: counts may be too low.
@@ -102,6 +104,7 @@ class Observer:
             if event is not None:
                 with self._lock:
                     if isinstance(event, CompileEvent):
+                        self.dirty = True
                         self._events += self._results.read()
                     self._events.append(event)
 
@@ -117,6 +120,7 @@ class Observer:
     def reset(self) -> None:
         """Throw compiled code away, and remember that numbers of frames start again."""
         _torch.reset()
+        self.dirty = False
         with self._lock:
             self._events += self._results.read()
             self._events.append(ResetEvent())

@@ -21,6 +21,11 @@ _COMPILER = tuple(f"/torch/{part}/" for part in ("_dynamo", "_inductor", "_funct
 _OWN = os.path.join(os.path.dirname(os.path.realpath(__file__)), "")
 
 
+def _is_torch(parent: str) -> bool:
+    """Whether PyTorch, and not a folder of its name, lies in ``parent``."""
+    return os.path.exists(f"{parent}/torch/_dynamo/convert_frame.py")
+
+
 class Places:
     """Judges files against the root directory of the run."""
 
@@ -39,11 +44,15 @@ class Places:
         path = file.replace("\\", "/")
         if path.startswith("<"):
             return "stdlib" if path.startswith("<frozen") else "library"
-        if any(part in path for part in _COMPILER):
-            return "compiler"
-        if "/site-packages/" in path or "/dist-packages/" in path:
-            return "library"
+        installed = "/site-packages/" in path or "/dist-packages/" in path
         real = os.path.realpath(file)
+        for part in _COMPILER:
+            # A project may have a folder of that name; torch itself may lie below the root, as source.
+            own = not installed and real.startswith(self.root) and not _is_torch(path.partition(part)[0])
+            if part in path and not own:
+                return "compiler"
+        if installed:
+            return "library"
         if real.startswith(_STDLIB):
             return "stdlib"
         if real.startswith(self.root) and not real.startswith(_OWN):

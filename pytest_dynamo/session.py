@@ -21,12 +21,16 @@ from pytest_dynamo import jsonreport
 from pytest_dynamo import options
 from pytest_dynamo import terminal
 from pytest_dynamo.errors import LimitError
+from pytest_dynamo.fixtures import is_ours
+from pytest_dynamo.fixtures import uses_ours
 from pytest_dynamo.observer import Observer
 from pytest_dynamo.observer import quiet_trace
 from pytest_dynamo.places import Places
 from pytest_dynamo.progress import Progress
+from pytest_dynamo.record import Finding
 from pytest_dynamo.record import Record
 from pytest_dynamo.report import Report
+from pytest_dynamo.settings import LIMIT_FIELDS
 from pytest_dynamo.settings import Settings
 from pytest_dynamo.settings import SettingsError
 from pytest_dynamo.testrun import TestRun
@@ -71,8 +75,8 @@ class DynamoSession:
         self.records: dict[str, dict[str, Record]] = {}
         self.progress = Progress(None)
         self._stack = ExitStack()
-        self._dirty = True
         self._order_matters = False
+        self._outcomes: dict[str, str] = {}
         self._usage_error: str | None = None
         self._worker_notes: list[str] = []
         #: That of an xdist worker: the controller itself imports no torch.
@@ -105,8 +109,6 @@ class DynamoSession:
         return run
 
     def _new_run(self, item: pytest.Item) -> TestRun:
-        from pytest_dynamo.fixtures import uses_ours
-
         ours = uses_ours(item)
         try:
             settings = options.settings_for(item, self.base, ours=ours)
@@ -125,7 +127,7 @@ class DynamoSession:
         run.uses_fixtures = True
         _torch.load()
         info = getattr(item, "_fixtureinfo", None)
-        run.names_compiled = info is not None and "compiled" in info.argnames
+        run.names_compiled = info is not None and "compiled" in info.argnames and is_ours(info, "compiled")
         if guard_key not in item.stash:
             item.stash[guard_key] = isolation.Guard(everything=True)
 
@@ -140,6 +142,7 @@ class DynamoSession:
             run.loose.events += events
             record = run.record("import")
             if record is not None:
+                record = replace(record, outcome="passed" if report.outcome == "passed" else "error")
                 self.records.setdefault(record.nodeid, {})["import"] = record
         return report
 
@@ -167,9 +170,9 @@ class DynamoSession:
         run = item.stash[run_key] = self._new_run(item)
         _torch.switch_profile_guided_state_off()
         capped = any(value is not None for value in vars(run.settings.limits).values())
-        if self.reset == "test" and (run.uses_fixtures or (capped and self._dirty)):
-            _torch.reset()
-            self._dirty = False
+        if self.reset == "test" and (run.uses_fixtures or (capped and self.observer.dirty)):
+            self.observer.reset()
+            run.take_away()
         elif self.reset == "never" or not (run.uses_fixtures or capped):
             self._order_matters = True
         with quiet_trace():
@@ -179,6 +182,7 @@ class DynamoSession:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        __tracebackhide__ = True
         run = self.run_of(item)
         run.take_loose()
         run.begin_phase()
@@ -206,9 +210,12 @@ class DynamoSession:
         if _torch.dynamo() is not None and not _torch.switched_off():
             self._check_signals(limits)
         seen = run.observation()
-        self._dirty = self._dirty or seen.anything
         run.check_completeness(seen)
         must = run.uses_fixtures or limits.max_breaks is not None or limits.max_recompiles is not None
+        off = _torch.switched_off()
+        if off and not run.uses_fixtures and any(name in run.settings.marked for name in LIMIT_FIELDS):
+            why = f"this test has limits, and compilation is switched off by {off}"
+            run.findings.append(Finding("uncompiled", None, 0, why, None, None, None))
         run.findings += judge(
             seen,
             limits,
@@ -228,9 +235,7 @@ class DynamoSession:
                 f"max_{_signal_of(missing[0])}: this torch is not understood, it does not tell {_signal_of(missing[0])}"
             )
 
-    def _require_checked(self, run: TestRun) -> list[Any]:
-        from pytest_dynamo.record import Finding
-
+    def _require_checked(self, run: TestRun) -> list[Finding]:
         if not options.option(self.config, "require_checked"):
             return []
         return [Finding("not_checked", 0, len(run.not_checked), text, None, None, None) for text in run.not_checked]
@@ -261,10 +266,12 @@ class DynamoSession:
             if guard is not None:
                 run.notes.update(dict.fromkeys(guard.restore()))
                 del item.stash[guard_key]
-        if call.excinfo is not None and isinstance(call.excinfo.value, LimitError):
-            report.longrepr = str(call.excinfo.value)
-        elif report.when == "call" and call.excinfo is not None and run.findings:
-            report.sections.append(("pytest-dynamo", "\n".join(terminal.finding_lines(run.findings))))
+        if report.when == "call" and call.excinfo is not None:
+            error = call.excinfo.value
+            if isinstance(error, LimitError):
+                report.longrepr = "\n".join(terminal.finding_lines(run.findings)) or str(error)
+            elif text := _text_of(run, told=error):
+                report.sections.append(("pytest-dynamo", text))
         record = run.record(report.when, run.findings if report.when == "call" else ())
         run.begin_phase()
         report.dynamo = [] if record is None else [record.to_json()]  # type: ignore[attr-defined]
@@ -277,12 +284,14 @@ class DynamoSession:
         records = self.records.setdefault(report.nodeid, {})
         if report.when == "setup":
             records.clear()
+            self._outcomes.pop(report.nodeid, None)
         for data in getattr(report, "dynamo", ()):
             records[report.when] = Record.from_json(data)
         outcome = _outcome(report)
+        if outcome is not None:
+            self._outcomes[report.nodeid] = outcome
         for phase, record in records.items():
-            if outcome is not None and (phase == report.when or record.outcome is None or outcome == "error"):
-                records[phase] = replace(record, outcome=outcome)
+            records[phase] = replace(record, outcome=self._outcomes.get(report.nodeid))
 
     @pytest.hookimpl
     def pytest_sessionfinish(self) -> None:
@@ -321,6 +330,7 @@ class DynamoSession:
         report = self.report()
         if not report.records and not options.any_given(self.config):
             return
+        terminalreporter.ensure_newline()
         terminalreporter.section("dynamo", "-")
         for line in terminal.summary_lines(report, self.config.get_verbosity()):
             terminalreporter.write_line(line)
@@ -331,8 +341,9 @@ def _laxer(settings: Settings, base: Settings, name: str) -> bool:
     return name in settings.marked and (own is None or own > cap)
 
 
-def _text_of(run: TestRun) -> str:
-    parity = [str(error) for error in run.parity_errors[:1]]
+def _text_of(run: TestRun, told: BaseException | None = None) -> str:
+    """What was found in a test, but for what it failed with anyway."""
+    parity = [str(error) for error in run.parity_errors[:1] if error is not told]
     return "\n".join([*parity, *terminal.finding_lines(run.findings)])
 
 

@@ -141,6 +141,10 @@ def _recompiles(found: Sequence[tuple[CompileEvent, tuple[str, ...]]], places: P
     sites: dict[tuple[str, int, str], list[tuple[str, ...]]] = {}
     for event, reasons in found:
         key = (places.relative(event.file), event.line, messages.real_function(event.function))
+        called_from = places.called_from((), event.callers)
+        if places.kind(event.file) == "compiler" and called_from is not None:
+            # A module of torch itself runs in a wrapper of Dynamo's: tell the line that called it.
+            key = (called_from.file, called_from.line, key[2])
         sites.setdefault(key, []).append(reasons)
     return tuple(
         Recompile(*key, reasons=tuple(dict.fromkeys(r for some in reasons for r in some)), count=len(reasons))

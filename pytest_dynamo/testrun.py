@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from dataclasses import field
 from dataclasses import replace
 
 from pytest_dynamo.errors import ParityError
+from pytest_dynamo.events import CompileEvent
 from pytest_dynamo.events import CompileResult
 from pytest_dynamo.events import CudaGraphRecording
 from pytest_dynamo.events import CudaGraphSkipEvent
@@ -197,6 +199,12 @@ class TestRun:
                 self.not_checked[f"CUDA graphs: those of {function.name} were recorded and never replayed"] = None
             if function.cudagraphs_expected and function.replayed is None:
                 self.not_checked["CUDA graphs: this torch does not tell whether they were replayed"] = None
+        if self.observer.signals is None or self.observer.signals.results:
+            lost = unfinished(self.groups)
+            if lost:
+                self.not_checked[f"counts may be too low: torch told the start of {lost} compilations and no end"] = (
+                    None
+                )
         for error in self.observer.errors:
             self.not_checked[f"counts may be too low: {error}"] = None
         self.observer.errors.clear()
@@ -237,6 +245,14 @@ class TestRun:
 def _passed(checks: Sequence[Check]) -> bool | None:
     judged = [check.passed for check in checks if check.passed is not None]
     return all(judged) if judged else None
+
+
+def unfinished(groups: Sequence[Group]) -> int:
+    """Number of compilations whose end was never told, because somebody cleared torch's records."""
+    events = [event for group in groups for event in group.events]
+    begun = Counter(event.compile_id for event in events if isinstance(event, CompileEvent))
+    ended = Counter(event.compile_id for event in events if isinstance(event, CompileResult) and event.forward)
+    return (begun - ended).total()
 
 
 def merge_checks(checks: Sequence[Check]) -> tuple[Check, ...]:

@@ -128,7 +128,8 @@ def _skips(observation: Observation, limits: Limits) -> Iterator[Finding]:
 def _graphs(observation: Observation, limits: Limits) -> Iterator[Finding]:
     allowed, seen = limits.max_graphs, observation.graphs
     if allowed is not None and seen is not None and seen > allowed:
-        yield Finding("max_graphs", allowed, seen, f"{seen} graphs were compiled", None, None, f"max_graphs={seen}")
+        message = "1 graph was compiled" if seen == 1 else f"{seen} graphs were compiled"
+        yield Finding("max_graphs", allowed, seen, message, None, None, f"max_graphs={seen}")
 
 
 def _compile_time(observation: Observation, limits: Limits) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ class Project:
         path = self.pytester.path / "report.json"
         path.unlink(missing_ok=True)
         given = [*args, *([f"--dynamo-json={path}"] if json_report else [])]
-        given = ["-p", "no:cacheprovider", "-p", "no:randomly", *given]
+        given = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:hypothesispytest", *given]
         if not entry_points(group="pytest11", name="dynamo"):
             given = ["-p", "pytest_dynamo.plugin", *given]  # run from a checkout that is not installed
         run = self.pytester.runpytest_subprocess if subprocess else self.pytester.runpytest_inprocess

@@ -111,7 +111,8 @@ def test_training_with_cuda_graphs(project):
         @pytest.mark.compiled(mode="reduce-overhead", max_breaks=0, rtol=1e-3, atol=1e-3)
         def test_it(compiled):
             torch.manual_seed(0)
-            model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 4)).cuda()
+            model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 4))
+            model.cuda()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             fast = compiled(model)
             x = torch.randn(16, 32, device="cuda")

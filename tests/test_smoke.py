@@ -15,5 +15,7 @@ def test_a_break_fails_with_its_line(project):
         """
     )
     run.result.assert_outcomes(failed=1)
-    run.result.stdout.fnmatch_lines(["1 graph break, 0 allowed", "  test_it.py:6  Failed to trace builtin operator  [[]GB0059]"])
+    run.result.stdout.fnmatch_lines(
+        ["1 graph break, 0 allowed", "  test_it.py:6  Failed to trace builtin operator  [[]GB0059]"]
+    )
     assert run.record("test_it[eager]")["breaks"][0]["line"] == 6

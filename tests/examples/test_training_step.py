@@ -9,7 +9,9 @@ from torch import nn
 
 @pytest.mark.compiled(max_breaks=0, max_recompiles=0)
 def test_training_step(compiled, device):
-    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 4)).to(device)
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 4)).to(
+        device
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     x, y = torch.randn(256, 32, device=device), torch.randint(4, (256,), device=device)
     fast = compiled(model)
