@@ -31,9 +31,9 @@ def generate(metafunc: pytest.Metafunc) -> None:
     ours = uses_ours(definition)
     if not ours and not any(options.is_ours(m) for m in definition.iter_markers("compiled")):
         return  # the word "compiled" belongs to somebody else here
-    session = activate(config)
+    base = activate(config).watcher.base
     try:
-        settings = options.settings_for(definition, session.base, ours=ours)
+        settings = options.settings_for(definition, base, ours=ours)
         if not ours:
             _refuse_without_fixture(definition)
     except SettingsError as error:
@@ -82,14 +82,14 @@ def check(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [i for i in items if uses_ours(i) or any(options.is_ours(m) for m in i.iter_markers("compiled"))]
     if not marked:
         return
-    session = activate(config)
+    base = activate(config).watcher.base
     # Methods of a unittest.TestCase never came by `generate`.
     users = config.stash.setdefault(users_key, set())
     users.update(node.nodeid for item in marked if uses_ours(item) for node in item.listchain())
     deselected = []
     for item in marked:
         try:
-            settings = _check_item(config, item, session.base)
+            settings = _check_item(config, item, base)
         except SettingsError as error:
             raise pytest.UsageError(_told(item, error)) from None
         if settings is not None and not _chosen(config, item, settings):

@@ -24,8 +24,8 @@ def compiled_variant(request: pytest.FixtureRequest) -> Variant:
     from pytest_dynamo.variants import expand
 
     item = request.node
-    session = activate(request.config)
-    run = session.run_of(item)
+    watcher = activate(request.config).watcher
+    run = watcher.run_of(item)
     variants = expand(run.settings.run)
     name = getattr(request, "param", None)
     if name is None:
@@ -38,7 +38,7 @@ def compiled_variant(request: pytest.FixtureRequest) -> Variant:
         variant = variants[0]
     else:
         variant = next(one for one in variants if one.id == name)
-    session.use_fixtures(item, variant)
+    watcher.use_fixtures(item, variant)
     return variant
 
 
@@ -51,7 +51,7 @@ def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Calla
     """
     from pytest_dynamo.session import activate
 
-    run = activate(request.config).run_of(request.node)
+    run = activate(request.config).watcher.run_of(request.node)
 
     def compiled(fn: Callable[..., Any]) -> CompiledFunction:
         __tracebackhide__ = True

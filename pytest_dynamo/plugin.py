@@ -35,6 +35,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
         options.json_path(config)  # a path that can't be written to is told now, not after the tests
         activate(config)
+    elif config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        # Only the workers collect tests, and so learn that a marker asks for this plugin.
+        config.pluginmanager.register(_Controller(config), "dynamo_controller")
+
+
+class _Controller:
+    """Waits on pytest-xdist's controller for the first report with records."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if getattr(report, "dynamo", None) is not None:
+            from pytest_dynamo.session import activate
+
+            self.config.pluginmanager.unregister(self)
+            activate(self.config).pytest_runtest_logreport(report)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,6 +22,7 @@ _TITLES = {
     "limit_hit": "recompile limit hit",
     "uncompiled": "not compiled",
     "fullgraph": "graph break under fullgraph=True",
+    "untold": "this torch is not understood",
     "not_checked": "{seen} not checked, under --dynamo-require-checked",
 }
 

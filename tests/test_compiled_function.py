@@ -52,7 +52,7 @@ def test_attributes_pass_through(compiled):
 
 def test_a_method_that_runs_forward_is_told(compiled, request):
     """Only calling the object is compiled; the first other method that runs forward leaves a note."""
-    from pytest_dynamo.session import run_key
+    from pytest_dynamo.watch import run_key
 
     fast = compiled(Net())
     fast(torch.randn(2, 4))
@@ -139,7 +139,7 @@ def test_instances_do_not_recompile_each_other(compiled):
 @pytest.mark.parametrize("recovers", [True, False])
 def test_both_sides_raise(compiled, request, recovers):
     """The caller gets the exception; the function starts afresh; if all calls raise it is not checked."""
-    from pytest_dynamo.session import run_key
+    from pytest_dynamo.watch import run_key
 
     def fussy(x):
         if x.shape[0] == 3:

@@ -31,7 +31,7 @@ LAYERS = [
         frozenset(
             {
                 *("settings", "variants", "record", "verdict", "report", "errors"),
-                *("events", "messages", "places", "asserts", "summary"),
+                *("events", "messages", "places", "asserts", "summary", "environment"),
             }
         ),
     ),
@@ -45,7 +45,7 @@ LAYERS = [
         "pytest layer",
         frozenset(
             {
-                *("options", "collection", "fixtures", "session", "plugin"),
+                *("options", "collection", "fixtures", "watch", "session", "plugin"),
                 *("testrun", "calls", "compiled_function", "progress"),
             }
         ),
@@ -54,7 +54,7 @@ LAYERS = [
 ]
 #: Modules that may import torch when they are imported, and those that may import pytest.
 TORCH = frozenset({"inputs", "parity", "start", "reference", "calls"})
-PYTEST = frozenset({"options", "collection", "fixtures", "session", "plugin"})
+PYTEST = frozenset({"options", "collection", "fixtures", "watch", "session", "plugin"})
 #: Modules that are imported by every run of pytest: they import nothing heavy of ours either.
 ALWAYS = frozenset({"plugin", "options", "fixtures"})
 

@@ -120,7 +120,7 @@ def test_bits_are_not_read():
 @pytest.mark.compiled(backend="inductor")
 def test_fused_bfloat16_passes(compiled, request):
     """A fused kernel that rounds once where eager rounds three times is within rounding, and said so."""
-    from pytest_dynamo.session import run_key
+    from pytest_dynamo.watch import run_key
 
     torch.manual_seed(0)
 

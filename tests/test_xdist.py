@@ -77,7 +77,7 @@ def test_the_report_is_the_same(project):
             ]
         )
     outcomes = {(r["nodeid"].rpartition("::")[2], r["phase"]): r["outcome"] for r in alone.report["records"]}
-    assert outcomes["test_suite.py", "import"] is None
+    assert outcomes["test_suite.py", "import"] == "passed"
     assert outcomes["test_xfails", "call"] == "xfailed"
     assert outcomes["test_breaks", "call"] == "failed"
     assert outcomes["test_clean", "call"] == "passed"
@@ -89,3 +89,12 @@ def test_the_summary_is_printed_once(project):
     project.file("test_suite", SUITE)
     run = project.run("-n", "2", subprocess=True)
     assert run.text.count("tests compiled, ") == 1
+
+
+def test_markers_alone_reach_the_controller(project):
+    """Without any option only workers know that the plugin is in use; the summary is printed all the same."""
+    project.file("test_suite", SUITE)
+    run = project.run("-n", "2", json_report=False, subprocess=True)
+    assert "8 tests compiled, " in run.text
+    run = project.run("-n", "2", "-k", "test_nothing", json_report=False, subprocess=True)
+    assert "dynamo" not in run.text.partition("test session starts")[2].partition("\n\n")[2]
