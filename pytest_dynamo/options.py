@@ -93,7 +93,10 @@ def option(config: pytest.Config, name: str) -> Any:
 
 
 def _ini(config: pytest.Config, name: str) -> Any:
-    text = config.getini(f"dynamo_{name}")
+    try:
+        text = config.getini(f"dynamo_{name}")
+    except ValueError as error:  # a truth value that is none; newer pytest raises UsageError itself
+        raise pytest.UsageError(f"dynamo_{name}: {error}") from None
     if text is None or not isinstance(text, str):
         return text
     parse = next(parse for own, parse, _, _ in _OPTIONS if own == name)

@@ -1186,6 +1186,7 @@ def test_a_testcase_that_pulls_several_variants(project):
 
 def test_async_tests(project):
     """Async tests have variants and limits like others, and never pass without having run."""
+    pytest.importorskip("pytest_asyncio")
     run = project.test(
         """
         import asyncio
