@@ -32,6 +32,13 @@ def _keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _not_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inner runs don't belong to the pytest-xdist run that this test may be part of."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Any:
     yield
     dynamo = sys.modules.get("torch._dynamo")

@@ -6,9 +6,9 @@ those lines.
 
 from __future__ import annotations
 
-import sys
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -1,0 +1,256 @@
+"""What cases in ``tests/cases`` say only in words, and where torch differs from what they say.
+
+The only place that names cases, as data for ``test_cases.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """An expectation of a case that does not hold on some versions of torch; what is seen instead."""
+
+    case: str
+    #: Versions (major.minor) on which it was seen.
+    torch: tuple[str, ...]
+    #: Replaces fields of the case's ``EXPECT``; fields that are dicts are merged.
+    expect: Mapping[str, Any]
+    #: Torch alone, without this plugin, and what it told.
+    command: str
+    output: str
+
+
+DEVIATIONS: list[Deviation] = [
+    Deviation(
+        "a20_filter_and_collections",
+        torch=("2.13",),
+        expect={
+            "breaks": 1,
+            "where": ["a20_filter_and_collections.py:14 sort with non-constant keys"],
+        },
+        command='TORCH_LOGS=graph_breaks python -c "import a20_filter_and_collections as case, torch; '
+        "fn, calls = case.make(); torch.compile(fn, backend='eager')(*calls[0][0])\"",
+        output="Graph break in user code at a20_filter_and_collections.py:14, sort with non-constant keys, GB0207: "
+        "the items of a dict, which are tuples, are sorted",
+    ),
+    Deviation(
+        "c06_random_shuffle_frozen",
+        torch=("2.13",),
+        expect={
+            "breaks": 1,
+            "graphs": 3,
+            "recompiles": 2,
+            "recompiles_logged": 2,
+            "where": ["c06_random_shuffle_frozen.py:22 Attempted to call function marked as skipped"],
+            "reasons": ["fn | - 1/0: order[1] == 2", "fn | - 1/1: order[0] == 4 | - 1/0: order[1] == 2"],
+            # The break leaves the shuffle to Python, so nothing is frozen.
+            "parity_by_backend": {"eager": "equal", "aot_eager": "equal", "inductor": "equal"},
+        },
+        command='TORCH_LOGS=graph_breaks,recompiles python -c "import c06_random_shuffle_frozen as case, random, '
+        "torch; random.seed(0); fn, calls = case.make(); step = torch.compile(fn, backend='eager'); "
+        '[print(step(*args)) for args, _ in calls]"',
+        output="Graph break in user code at c06_random_shuffle_frozen.py:22, Attempted to call function marked as "
+        "skipped, GB0007; Recompiling function torch_dynamo_resume_in_fn_at_22: 1/0: order[1] == 2, then "
+        "1/1: order[0] == 4; the three results and Python's random state equal eager's, with every backend",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """CUDA graphs of a case, read from its description."""
+
+    recompiles: int = 0
+    breaks: int = 0
+    #: None: some, the case does not tell how many.
+    recorded: int | None = None
+    #: Reason and code of the line to blame, for each graph that is not recorded.
+    skips: tuple[tuple[str, str], ...] = ()
+    #: Whether the case lets one expect that values agree.
+    parity: bool = True
+    #: What torch says when the first output is read after the last call.
+    overwritten: str | None = None
+
+
+CUDA: dict[str, Cuda] = {
+    # Four calls of one size. Outputs that were kept and overwritten must not look like wrong values.
+    "d01_output_overwritten_by_next_run": Cuda(recorded=1, overwritten="has been overwritten"),
+    # One recording for each of 12 sizes of one compiled graph.
+    "d03_one_recording_per_size": Cuda(recorded=12),
+    "d05_mutated_input_is_skipped": Cuda(recorded=0, skips=(("mutated inputs (1 instances)", "cache[pos] = x"),)),
+    # A new parameter before each of 6 calls: recorded again, far from the limit of 128.
+    "d06_static_address_changes_rerecord": Cuda(recorded=6),
+    # Split around the operator, not skipped.
+    "d08_nonzero_is_not_capturable": Cuda(),
+    # One recording for each of 8 sizes. A sum over millions of elements may be rounded otherwise.
+    "d10_memory_grows_with_recordings": Cuda(recorded=8, parity=False),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """One run of a mini project with this plugin."""
+
+    args: tuple[str, ...]
+    outcomes: Mapping[str, int]
+    #: Name of the case's arguments.
+    key: str = "ARGS"
+    exit_code: int = 0
+    #: Files of our own beside those of the case, for what it asks of a fixture; run with them.
+    files: Mapping[str, str] = field(default_factory=dict)
+    #: Words of the output.
+    output: tuple[str, ...] = ()
+    #: Number of tests with a record.
+    records: int | None = None
+    #: What every record says, and what those of single tests say.
+    every: Mapping[str, Any] = field(default_factory=dict)
+    each: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+CLEAN: Mapping[str, Any] = {"breaks": [], "recompiles": 0, "limit_hits": 0, "findings": []}
+
+_WERROR = """
+import functools, zlib, torch, pytest
+
+pytestmark = pytest.mark.compiled(backend="eager")
+
+@functools.lru_cache
+def table(n):
+    return n + 1
+
+@pytest.mark.compiled(backend=["eager", "inductor"])
+def test_first_site(compiled):
+    assert compiled(lambda x: x * table(3))(torch.ones(1)).item() == 4
+
+def test_same_site_again(compiled):
+    assert compiled(lambda x: x * table(3))(torch.ones(1)).item() == 4
+
+def test_c_extension(compiled):
+    compiled(lambda x: x * (zlib.crc32(b"a") % 3))(torch.ones(1))
+"""
+
+_VACUOUS = """
+import torch, pytest
+
+@pytest.mark.compiled(backend="eager")
+def test_fixture(compiled):
+    compiled(lambda x: x * 2)(torch.ones(2))
+"""
+
+PROJECTS: dict[str, tuple[Said, ...]] = {
+    "f01_no_reset_second_test_hits_limit": (
+        Said(
+            ("--dynamo-max-breaks=0", "--dynamo-max-recompiles=0"),
+            {"passed": 10},
+            records=10,
+            every={**CLEAN, "frames": 1},
+        ),
+    ),
+    "f03_counters_leak_between_tests": (
+        Said(
+            (),
+            {"passed": 1, "failed": 1},
+            exit_code=1,
+            each={
+                "test_counters.py::test_a_has_a_break": {"breaks": [("test_counters.py", 6, None)]},
+                "test_counters.py::test_b_has_none": {"breaks": [], "frames": 1},
+            },
+        ),
+    ),
+    "f05_unittest_testcase_and_class_scope": (
+        # Nothing is capped, so nothing is reset: the outcomes are those without this plugin.
+        Said((), {"passed": 3, "failed": 1}, exit_code=1, every=CLEAN),
+        # Under a cap what a class compiled is compiled again in its second test, which is no recompile.
+        Said(
+            ("--dynamo-max-recompiles=0",),
+            {"passed": 2, "failed": 2},
+            exit_code=1,
+            records=4,
+            every={**CLEAN, "frames": 1},
+        ),
+    ),
+    "f06_async_test_and_threads": (
+        Said(
+            (),
+            {"passed": 2, "failed": 1},
+            exit_code=1,
+            output=("Cannot generate resume function for generator, coroutine, or async generator",),
+            each={
+                "test_async.py::test_sync_model_inside_coroutine_compiles": {**CLEAN, "frames": 1},
+                "test_async.py::test_stance_is_per_thread_or_process": {**CLEAN, "frames": 1},
+            },
+        ),
+    ),
+    "f08_doctest_and_assert_rewrite": (
+        Said(
+            ("--dynamo-max-breaks=0",),
+            {"passed": 1, "failed": 1},
+            exit_code=1,
+            each={
+                "mod.py::mod.double": CLEAN,
+                "test_rewrite.py::test_assert_rewriting_changes_the_graph": {
+                    "breaks": [("test_rewrite.py", 8, "assert rewriting")],
+                    "findings": [],
+                },
+            },
+        ),
+        Said(("--dynamo-max-breaks=0",), {"passed": 1}, key="ARGS_PLAIN", records=1, every=CLEAN),
+    ),
+    "f10_warnings_as_errors": (
+        # Code that a test compiles by itself stays under the test's own filters.
+        Said((), {"failed": 3}, exit_code=1),
+        Said(
+            ("--deselect=test_werror.py",),
+            {"passed": 4},
+            files={"test_ours.py": _WERROR},
+            records=4,
+            output=(
+                "UserWarning: Dynamo detected a call to a `functools.lru_cache`-wrapped function",
+                "UserWarning: Dynamo does not know how to trace the builtin `zlib.crc32.`",
+            ),
+        ),
+    ),
+    "f11_xdist_shared_cache_dir": (
+        Said(("--dynamo-max-breaks=0",), {"passed": 6}, records=4, every={**CLEAN, "frames": 1}),
+    ),
+    "f13_job_id_pgo_changes_recompile_count": (
+        Said((), {"passed": 1}, records=1, every={"recompiles": 1, "frames": 2}),
+    ),
+    "f15_parametrize_explosion_time": (
+        Said(("--dynamo-max-breaks=0",), {"passed": 36}, records=36, every={**CLEAN, "frames": 1, "timed": True}),
+    ),
+    "f16_compile_workers_outlive_tests": (Said((), {"passed": 1}, output=("after reset 0",)),),
+    "f18_compile_disabled_in_ci_passes_vacuously": (
+        Said(
+            ("--dynamo-max-breaks=0",),
+            {},
+            exit_code=4,
+            output=("--dynamo-max-breaks: compilation is switched off by TORCHDYNAMO_DISABLE=1",),
+        ),
+        Said(
+            (),
+            {"passed": 1, "failed": 1},
+            exit_code=1,
+            files={"test_ours.py": _VACUOUS},
+            output=("compilation is switched off by TORCHDYNAMO_DISABLE=1",),
+        ),
+    ),
+}
+
+#: Cases that ask for something that this version does not have.
+LATER: dict[str, str] = {
+    "d10_memory_grows_with_recordings": "memory of CUDA graphs is not measured yet",
+    "e01_no_synchronize": "needs the fixture compiled_benchmark and a GPU",
+    "e03_warmed_with_another_signature": "needs the fixture compiled_benchmark, which warms up as it times",
+    "e05_benchmark_under_xdist": "needs the fixture compiled_benchmark, which has to tell that nothing was timed",
+    "e06_machine_info_knows_no_gpu": "needs the fixture compiled_benchmark and its fingerprint",
+    "e08_outputs_freed_and_gc_inside_timing": "needs the fixture compiled_benchmark and its clock",
+    "e10_autotune_choice_differs_between_runs": "needs the fixture compiled_benchmark, its baseline and a GPU",
+    "e11_same_input_stays_in_l2": "needs the fixture compiled_benchmark and a GPU",
+    "f15_parametrize_explosion_time": "needs --dynamo-capture-only",
+}
