@@ -7,8 +7,6 @@ import torch
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> str:
+def device() -> str:
     torch.manual_seed(0)
-    # Without it a GPU computes float32 convolutions in TF32, with 10 bits of mantissa.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     return "cuda" if torch.cuda.is_available() else "cpu"

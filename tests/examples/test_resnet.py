@@ -9,14 +9,12 @@ from torchvision.models import resnet50
 
 
 # On a CPU nothing can be recorded into CUDA graphs: the two modes that use them say "not checked".
-# Through fifty layers the order of float32 additions shows in the fourth digit.
+# Through fifty layers rounding shows in the third digit: a float64 run tells it from a fault.
 @pytest.mark.compiled(
     mode=["default", "reduce-overhead", "max-autotune"],
     max_breaks=0,
     max_recompiles=0,
     max_cudagraph_skips=0,
-    rtol=1e-3,
-    atol=1e-3,
 )
 def test_resnet(compiled, device):
     if device == "cuda":
