@@ -199,9 +199,10 @@ def _compiling_frame() -> dict[str, Any]:
 def _callers() -> tuple[StackFrame, ...]:
     """Python frames outside torch, outermost first."""
     found = []
+    torch = os.path.join(os.path.dirname(_module("torch").__file__), "")
     for frame in _frames():
         file = frame.f_code.co_filename
-        if "/torch/" not in file.replace("\\", "/") and not file.startswith(_OWN):
+        if not file.startswith((torch, _OWN)):
             found.append(StackFrame(file, frame.f_lineno, messages.real_function(frame.f_code.co_name)))
     return tuple(reversed(found))
 
@@ -268,7 +269,31 @@ class ResultReader:
                 break
         if metrics:
             self._last = metrics[-1]
-        return [_result(m) for m in metrics if not getattr(m, "is_runtime", False)]
+        events: list[Event] = []
+        for metric in metrics:
+            if not getattr(metric, "is_runtime", False):
+                events.append(_result(metric))
+                if metric.fail_type and metric.fail_type not in _TOLD and metric.config_suppress_errors:
+                    events.append(_suppressed(metric))
+        return events
+
+
+#: Failures that log records of their own tell.
+_TOLD = frozenset({"Unsupported", "UserError", "SkipFrame", "RecompileLimitExceeded", "FailOnRecompileLimitHit"})
+
+
+def _suppressed(metric: Any) -> BreakEvent:
+    """An error of the compiler that ``suppress_errors`` turned into eager execution of the frame."""
+    name = messages.real_function(str(metric.co_name))
+    text = " ".join(str(metric.fail_reason or "").split())[:200]
+    return BreakEvent(
+        stack=(StackFrame(str(metric.co_filename), metric.co_firstlineno or 0, name),),
+        callers=(),
+        reason=f"{metric.fail_type}: {text}",
+        id=None,
+        hint="torch._dynamo.config.suppress_errors hid this error; without it the call raises",
+        skipped=True,
+    )
 
 
 def _result(metric: Any) -> CompileResult:
@@ -386,10 +411,18 @@ def uncompiled(fn: Any) -> Any:
         frames = _module("torch._dynamo.eval_frame")
         if frames is not None and isinstance(fn, frames.OptimizedModule):
             fn = fn._orig_mod
-        elif hasattr(fn, "_torchdynamo_orig_callable") and not getattr(fn, "_torchdynamo_disable", False):
+        elif _made_by_dynamo(fn) and not getattr(fn, "_torchdynamo_disable", False):
             fn = fn._torchdynamo_orig_callable
         else:
             return fn
+
+
+def _made_by_dynamo(fn: Any) -> bool:
+    """Whether ``fn`` is a wrapper of Dynamo's, and not one whose attributes `functools.wraps` copied."""
+    file = getattr(getattr(fn, "__code__", None), "co_filename", "")
+    return hasattr(fn, "_torchdynamo_orig_callable") and file.endswith(
+        os.path.join("torch", "_dynamo", "eval_frame.py")
+    )
 
 
 def with_fallback_random(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -431,7 +464,22 @@ def storage_key(tensor: Any) -> int | None:
         return None
     if is_wrapper(tensor) or torch._is_functional_tensor(tensor):
         return None
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # wrappers of functorch's transforms
+        return None
+
+
+def geometry(tensor: Any) -> Any:
+    """Storage, offset, size and strides of a plain tensor; None for others."""
+    key = storage_key(tensor)
+    return None if key is None else (key, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def fake_mode(values: Any) -> Any:
+    """FakeTensorMode that is active, or that tensors among ``values`` belong to; None: no fake tensors."""
+    guards = _module("torch._guards")
+    return guards.detect_fake_mode(tensors_in(values)) if guards is not None else None
 
 
 def is_wrapper(tensor: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from typing import NoReturn
 
 import torch
 
@@ -30,10 +32,12 @@ from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
 from pytest_dynamo.start import Written
+from pytest_dynamo.summary import Group
 from pytest_dynamo.terminal import finding_lines
 from pytest_dynamo.terminal import parity_lines
 from pytest_dynamo.testrun import FunctionRun
 from pytest_dynamo.testrun import TestRun
+from pytest_dynamo.testrun import captures
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import break_message
 
@@ -50,8 +54,10 @@ class Checker:
         self.run = run
         code = _torch.code_of(self.fn)
         where = StackFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
-        self.function = FunctionRun(self.name, where)
+        self.function = FunctionRun(self.name, where, Group(self.name))
         self._compiled: Callable[..., Any] | None = None
+        #: Whether it was looked into why nothing was compiled.
+        self._looked = False
         #: Compiled with eager's random numbers, if that was needed.
         self._apart: Callable[..., Any] | None = None
 
@@ -59,14 +65,28 @@ class Checker:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             # Called from code that is being compiled: there is nothing to compare in there.
             return self.fn(*args, **kwargs)
         run, function = self.run, self.function
-        run.take_loose()
+        if run.ended:
+            raise RuntimeError(f"compiled({self.name}) belongs to {run.nodeid}, which has ended: make one in each test")
         function.calls += 1
+        if threading.get_ident() in run.in_eager:
+            # Part of another compiled function, which is compared as a whole.
+            function.inlined = True
+            return self.fn(*args, **kwargs)
+        run.take_loose()
+        begun = len(function.group.events)
+        if _torch.fake_mode((args, kwargs)) is not None:
+            run.not_checked[f"{self.name}: FakeTensors have no values"] = None
+            return self._fake(args, kwargs)
         start = Start(self.fn, (args, kwargs))
-        eager, written = start.run_eager()
+        run.in_eager.add(threading.get_ident())
+        try:
+            eager, written = start.run_eager()
+        finally:
+            run.in_eager.discard(threading.get_ident())
         refuse_result(eager.value, self.name)
         runs = 3 if self._uses_cudagraphs(start, (args, kwargs)) and eager.error is None else 1
         for number in range(1, runs + 1):
@@ -80,14 +100,52 @@ class Checker:
             if number < runs:
                 del compiled  # an output that is still alive would keep CUDA graphs from being replayed
         run.not_checked.update(dict.fromkeys(start.notes))
-        return self._finish(compiled, eager)
+        if compiled.error is None and eager.error is None:
+            function.returned += 1
+            function.captured = function.captured or captures(function.group.events[begun:])
+            if not function.captured and not self._looked:
+                self._look_apart(start)
+            return compiled.value
+        return self._fail_or_raise(compiled.error, eager.error)
+
+    def _fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with FakeTensors: compiled, and not compared."""
+        with compiling(self.run):
+            value = self._compile()(*args, **kwargs)
+        self.run.take_for(self.function)
+        self.function.returned += 1
+        self.function.captured = True
+        return value
+
+    def _look_apart(self, start: Start) -> None:
+        """Find out whether a function that compiled nothing runs what another one had compiled.
+
+        The same code may have been compiled before in this test, through another ``compiled(...)`` or
+        by hand. So Dynamo starts afresh, and the call is made once more on clones.
+        """
+        self._looked = True
+        self.run.observer.reset()
+        self.run.take_away()
+        with start.again() as (args, kwargs), compiling(self.run):
+            try:
+                self._compile()(*args, **kwargs)
+            except Exception as error:
+                self.run.notes[f"{self.name}: a second look at what is compiled ended in {_told(error)}"] = None
+        begun = len(self.function.group.events)
+        self.run.take_for(self.function)
+        self.function.captured = captures(self.function.group.events[begun:])
+
+    def _compile(self) -> Callable[..., Any]:
+        if self._compiled is None:
+            self._compiled = torch.compile(self.fn, **self.variant.kwargs)
+        return self._compiled
 
     def _judge(
         self, compiled: Outcome, eager: Outcome, written: list[Written], start: Start, number: int | None
     ) -> None:
         """Keep the checks of one compiled run; raise ParityError if one failed and nothing excuses it."""
         __tracebackhide__ = True
-        checks, pairs = self._compare(compiled, eager, written)
+        checks, pairs = self._compare(compiled, eager, written, start)
         drew = {"torch", "torch.cuda"}.intersection(eager.random.changed(start.random))
         if drew and self.variant.backend == "inductor" and _failed(checks):
             checks, pairs = self._with_eager_random_numbers(checks, pairs, start, eager, written)
@@ -106,11 +164,9 @@ class Checker:
             torch.compiler.cudagraph_mark_step_begin()
         with compiling(self.run):
             self.function.switched_off = self.function.switched_off or _torch.switched_off()
-            if self._compiled is None:
-                self._compiled = torch.compile(self.fn, **self.variant.kwargs)
-                self.function.shared = bool(_torch.compiled_entries(self.fn))
+            compiled = self._compile()
             try:
-                value = self._compiled(*args, **kwargs)
+                value = compiled(*args, **kwargs)
             except Exception as raised:
                 error = raised
         if self.function.cudagraphs_expected and self.function.replayed is not None:
@@ -143,7 +199,9 @@ class Checker:
 
     # -- comparing --
 
-    def _compare(self, compiled: Outcome, eager: Outcome, written: list[Written]) -> tuple[list[Check], Pairs]:
+    def _compare(
+        self, compiled: Outcome, eager: Outcome, written: list[Written], start: Start
+    ) -> tuple[list[Check], Pairs]:
         """Compare a run with eager's; also return the tensors that were compared, by path."""
         call, pairs = self.function.calls, Pairs()
         checks = compare(compiled.value, eager.value, tolerances=self.tolerances, call=call, pairs=pairs)
@@ -152,7 +210,8 @@ class Checker:
         for name, expected in eager.arguments[1].items():
             checks += self._mutation(compiled.arguments[1][name], expected, name, pairs)
         for state in written:
-            checks += self._mutation(state.tensor.detach(), state.after.detach(), f"{state.path} after the call", pairs)
+            path = f"{state.path} after the call"
+            checks += self._mutation(start.now(state), state.after.detach(), path, pairs)
         for name in compiled.random.changed(eager.random):
             if name in ("random", "numpy.random"):
                 note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
@@ -162,6 +221,8 @@ class Checker:
     def _mutation(self, actual: Any, expected: Any, path: str, pairs: Pairs) -> list[Check]:
         """Compare what a call left in an argument; what can't be compared there is no one's output."""
         call = self.function.calls
+        if actual is expected:
+            return []  # an argument that could not be copied: both sides worked on the same object
         found = compare(actual, expected, tolerances=self.tolerances, call=call, path=path, pairs=pairs)
         failed = [replace(check, what="mutation") for check in found if check.passed is False]
         return failed or ([Check("mutation", path, call, True)] if found else [])
@@ -180,7 +241,7 @@ class Checker:
             try:
                 with torch.compiler.set_stance("force_eager"), Float64():
                     value = self.fn(*args, **kwargs)
-                met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)[1]
+                met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written, start)[1]
                 # State is put back when this block ends: copy what it holds.
                 references = {path: met[path][0].detach().clone() for path in doubtful & met.keys()}
             except Exception as error:
@@ -208,7 +269,7 @@ class Checker:
                     if self._apart is None:
                         self._apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
                     value = self._apart(*args, **kwargs)
-                again, met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written)
+                again, met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written, start)
                 # State is put back when this block ends: copy what it holds.
                 met = {path: (a.detach().clone(), e) for path, (a, e) in met.items()}
             except Exception as error:
@@ -247,25 +308,22 @@ class Checker:
         self.run.parity_errors.append(error)
         return error
 
-    def _finish(self, compiled: Outcome, eager: Outcome) -> Any:
-        """Return compiled's value, or raise what the caller has to see."""
+    def _fail_or_raise(self, compiled: Exception | None, eager: Exception | None) -> NoReturn:
+        """Raise what the caller has to see where one side raised, or both."""
         __tracebackhide__ = True
         function, call = self.function, self.function.calls
-        if compiled.error is None and eager.error is None:
-            function.returned += 1
-            return compiled.value
-        if compiled.error is not None:
-            self._raise_fullgraph_break(compiled.error)
-        if compiled.error is not None and eager.error is not None and isinstance(compiled.error, type(eager.error)):
+        if compiled is not None:
+            self._raise_fullgraph_break(compiled)
+        if compiled is not None and eager is not None and isinstance(compiled, type(eager)):
             function.raised += 1
             self.run.checks.append(Check("exception", "raised", call, True))
             # Dynamo gives code up whose first call raised.
             self.run.observer.reset()
-            raise compiled.error
-        note = f"compiled {_told(compiled.error)}, eager {_told(eager.error)}"
+            raise compiled
+        note = f"compiled {_told(compiled)}, eager {_told(eager)}"
         self.run.checks.append(Check("exception", "raised", call, False, note=note))
         text = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]\n  {note}"
-        raise self._kept(ParityError(text)) from (compiled.error or eager.error)
+        raise self._kept(ParityError(text)) from (compiled or eager)
 
     def _raise_fullgraph_break(self, error: Exception) -> None:
         """Turn the exception of a break under ``fullgraph=True`` into one finding."""
@@ -296,6 +354,8 @@ def _failed(checks: list[Check]) -> bool:
 
 def name_of(fn: Any) -> str:
     """Name of a function or module for messages."""
+    if inspect.isbuiltin(fn):
+        return fn.__name__  # those of torch have the name of a private class before it
     name = getattr(fn, "__qualname__", None) or getattr(getattr(fn, "func", None), "__qualname__", None)
     return str(name or type(fn).__name__).rpartition("<locals>.")[2]
 

@@ -59,6 +59,7 @@ def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Calla
         from pytest_dynamo.compiled_function import CompiledFunction
 
         if isinstance(fn, CompiledFunction):
+            fn._checker.function.inlined = True
             fn = fn._checker.fn
         checker = Checker(fn, compiled_variant, run.settings.tolerances, run)
         run.functions.append(checker.function)

@@ -25,7 +25,9 @@ _FOREIGN = frozenset(
     {"_pytest", "asyncio", "concurrent", "logging", "multiprocessing", "pytest", "threading", "unittest"}
 )
 _CONTAINERS = (dict, list, set, collections.deque)
-_ATOMS = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+#: Values that only hold others.
+_COMPOUND = (tuple, frozenset, *_CONTAINERS)
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype, torch.device)
 
 
 def children(value: Any) -> Iterator[Any]:
@@ -39,7 +41,7 @@ def children(value: Any) -> Iterator[Any]:
         yield value.__self__
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
-    elif not isinstance(value, types.FunctionType) and not is_foreign(value):
+    elif not isinstance(value, (types.FunctionType, types.ModuleType)) and not is_foreign(value):
         yield from getattr(value, "__dict__", {}).values()
         for cls in type(value).__mro__:
             slots = vars(cls).get("__slots__", ())
@@ -78,7 +80,7 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
     while todo:
         start, belongs = todo.pop()
         for value in walk(start, seen):
-            if isinstance(value, _STATEFUL):
+            if isinstance(value, _STATEFUL) or (isinstance(value, torch.Tensor) and start is not arguments):
                 found[id(value)] = value
             elif isinstance(value, types.FunctionType):
                 cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
@@ -160,18 +162,43 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
                     notes.append("hooks of an argument tensor were not copied to its clone")
         elif isinstance(value, torch.Generator):
             memo[id(value)] = value.clone_state()
-        elif isinstance(value, (*_STATEFUL, types.FunctionType, types.MethodType)):
+        elif isinstance(value, (*_STATEFUL, types.FunctionType, types.MethodType)) or _unchangeable(value):
             memo[id(value)] = value
+    # Each attempt on a copy: one that fails leaves half-filled containers in its memo.
     try:
-        # On a copy: a failed attempt leaves half-filled containers in its memo.
         return copy.deepcopy(tree, dict(memo)), notes
     except Exception as error:
-        # Locks, files, tensors hidden in C objects: shared by both runs, and said so.
-        for value in found:
-            if not isinstance(value, (dict, list, tuple, set, frozenset, collections.deque)):
-                memo.setdefault(id(value), value)
         notes.append(f"an argument can't be copied and is shared by both runs: {type(error).__name__}: {error}")
-        return copy.deepcopy(tree, memo), notes
+    # First only what refuses by itself is shared (locks, files, objects of C), then all objects.
+    for refuses in (_refuses_copying, lambda value: not isinstance(value, _COMPOUND)):
+        for value in found:
+            if id(value) not in memo and refuses(value):
+                memo[id(value)] = value
+        try:
+            return copy.deepcopy(tree, dict(memo)), notes
+        except Exception:  # told above
+            continue
+    return tree, notes
+
+
+def _unchangeable(value: Any) -> bool:
+    """Whether an object holds nothing that a call could change: a sentinel, whose identity may matter."""
+    if isinstance(value, types.ModuleType) or type(value) is object:
+        return True
+    if isinstance(value, _COMPOUND) or any(True for _ in children(value)):
+        return False
+    # Only objects of Python: what one of C keeps inside (an array, an iterator) can't be seen.
+    return isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _refuses_copying(value: Any) -> bool:
+    if isinstance(value, _COMPOUND) or any(True for _ in children(value)):
+        return False
+    try:
+        copy.deepcopy(value)
+    except Exception:
+        return True
+    return False
 
 
 def clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
@@ -181,7 +208,12 @@ def clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]
         if key is None:
             with torch.no_grad():
                 copied = tensor.detach().clone()
-            return copied.requires_grad_(tensor.requires_grad)
+            if copied.requires_grad == tensor.requires_grad:
+                return copied
+            try:
+                return copied.requires_grad_(tensor.requires_grad)
+            except RuntimeError:  # within a transform of functorch
+                return tensor.clone()
         if key not in storages:
             storages[key] = tensor.untyped_storage().clone()
 
@@ -303,8 +335,10 @@ def _fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
 
 
 def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers of a module; of an optimizer, parameters and state."""
-    if isinstance(owner, torch.nn.Module):
+    """Parameters and buffers of a module; of an optimizer, parameters and state; a tensor itself."""
+    if isinstance(owner, torch.Tensor):
+        yield owner
+    elif isinstance(owner, torch.nn.Module):
         yield from owner.parameters()
         yield from owner.buffers()
     elif isinstance(owner, torch.optim.Optimizer):
@@ -340,46 +374,55 @@ class State:
 
     def __init__(self, owners: list[Any]) -> None:
         self.owners = owners
-        self._attributes: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
+        self._attributes: list[tuple[Any, type, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
-        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
-        seen: set[int] = set()
+        self._held: list[torch.Tensor] = []
+        seen: dict[int, Any] = {}
+        modules = {id(m): m for o in owners if isinstance(o, torch.nn.Module) for m in o.modules()}
+        for module in modules.values():
+            self._keep(module, seen)
         for owner in owners:
-            if isinstance(owner, torch.nn.Module):
-                for module in owner.modules():
-                    if id(module) not in seen:
-                        seen.add(id(module))
-                        self._keep_attributes(module)
-            elif isinstance(owner, _CONTAINERS):
-                self._containers.append((owner, copy.copy(owner)))
-            elif not isinstance(owner, torch.optim.Optimizer):
-                self._keep_attributes(owner)
-            else:
+            if isinstance(owner, torch.optim.Optimizer):
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
+            elif not isinstance(owner, (torch.nn.Module, torch.Tensor)):
+                self._keep(owner, seen)
             for tensor in state_tensors(owner):
                 if torch.nn.parameter.is_lazy(tensor):
                     self._lazy.append((tensor, type(tensor)))
                 elif tensor.is_leaf:
-                    self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad)
+                    self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad, tensor.detach())
 
-    def _keep_attributes(self, owner: Any) -> None:
-        values = dict(vars(owner))
-        inner = {name: copy.copy(value) for name, value in values.items() if isinstance(value, _CONTAINERS)}
-        self._attributes.append((owner, type(owner), values, inner))
-        self._generators += [(v, v.get_state()) for v in values.values() if isinstance(v, torch.Generator)]
+    def _keep(self, owner: Any, seen: dict[int, Any]) -> None:
+        """Keep what ``owner`` holds, and what containers and objects in it hold, at any depth."""
+        if isinstance(owner, _STATEFUL):
+            self._attributes.append((owner, type(owner), dict(vars(owner))))
+        for value in walk(list(vars(owner).values()) if isinstance(owner, _STATEFUL) else owner, seen):
+            if isinstance(value, torch.Tensor):
+                self._held.append(value)
+            if isinstance(value, _CONTAINERS):
+                self._containers.append((value, copy.copy(value)))
+            elif isinstance(value, torch.Generator):
+                self._generators.append((value, value.get_state()))
+            elif not isinstance(value, (*_STATEFUL, types.FunctionType)) and _has_attributes(value):
+                self._attributes.append((value, type(value), dict(vars(value))))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that were there when this was made: of owners, of objects in them, gradients."""
+        own = [tensor for owner in self.owners for tensor in state_tensors(owner)]
+        grads = [grad for _, grad, _, _ in self._tensors.values() if grad is not None]
+        return [*own, *self._held, *grads]
 
     def restore(self) -> None:
         for container, content in self._containers:
             _refill(container, content)
-        for owner, cls, values, inner in self._attributes:
+        for owner, cls, values in self._attributes:
             if type(owner) is not cls:
                 owner.__class__ = cls
-            for name, content in inner.items():
-                _refill(values[name], content)
             own = vars(owner)
             if own.keys() != values.keys() or any(own[k] is not values[k] for k in values):
                 own.clear()
@@ -400,7 +443,9 @@ class State:
             if type(tensor) is not kind:
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 tensor.__class__ = kind
-        for tensor, grad, requires_grad in self._tensors.values():
+        for tensor, grad, requires_grad, data in self._tensors.values():
+            if _torch.geometry(tensor) != _torch.geometry(data):
+                tensor.data = data  # somebody gave it other data, by `.data =` or `set_`
             if tensor.grad is not grad:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad:

@@ -8,6 +8,7 @@ import math
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -122,6 +123,9 @@ class _Comparison:
         if difference:
             yield difference
             return
+        for a, e in zip(actual, expected):
+            if isinstance(e, torch.Tensor):
+                yield from self.values(a, e, f"{path}'s key {_key(e)}")
         for (_, a), (key, e) in zip(actual.items(), expected.items()):
             yield from self.values(a, e, f"{path}[{_short(key)}]")
         yield from self._attributes(actual, expected, path)
@@ -251,8 +255,10 @@ class _Comparison:
 
     def _limits(self, dtype: torch.dtype) -> tuple[float, float]:
         default = DTYPE_TOLERANCES.get(dtype)
-        if default is None:  # float8 and the like: one step of the format
-            default = (torch.finfo(dtype).eps, 1e-5)
+        if default is None:
+            # float8 and the like: one step of the format, where that is less than the value itself.
+            eps = torch.finfo(dtype).eps
+            default = (eps, 1e-5) if eps < 0.5 else (0.0, 0.0)
         rtol, atol = self._tolerances.rtol, self._tolerances.atol
         return (default[0] if rtol is None else rtol, default[1] if atol is None else atol)
 
@@ -262,30 +268,64 @@ class _Comparison:
         wrong = actual != expected
         where = _index(wrong.flatten().nonzero()[0].item(), expected.shape)
         a, e = actual[where].item(), expected[where].item()
-        note = f"{_share(wrong)} differ; first at {_at(where)}: compiled {a}, eager {e}"
+        note = f"{_share(int(wrong.sum().item()), expected)} differ; first at {_at(where)}: compiled {a}, eager {e}"
         return self._check("values", path, False, note, max_abs=float(abs(a - e)))
 
     def _close(self, actual: torch.Tensor, expected: torch.Tensor, path: str, rtol: float, atol: float) -> Check:
-        if expected.numel() == 0:
-            return self._check("values", path, True, max_abs=0.0)
-        wide = torch.complex128 if expected.is_complex() else torch.float64
-        a, e = actual.detach().to(wide), expected.detach().to(wide)
-        finite = torch.isfinite(a) & torch.isfinite(e)
-        same = (a == e) | (torch.isnan(a) & torch.isnan(e))
-        off = torch.where(finite, (a - e).abs(), 0.0)
-        wrong = ~same & (~finite | (off > atol + rtol * e.abs()))
-        max_abs = off.max().item()
-        relative = torch.where(finite & (e != 0), off / e.abs(), 0.0)
-        numbers: dict[str, Any] = {"max_abs": max_abs, "max_rel": relative.max().item()}
-        if not wrong.any():
+        if expected.numel() == 0 or _bitwise(actual, expected):
+            return self._check("values", path, True, max_abs=0.0, max_rel=0.0)
+        a, e = actual.detach().reshape(-1), expected.detach().reshape(-1)
+        # In parts: float64 copies of a large tensor would not fit beside it.
+        parts = [_distance(a[n : n + _PART], e[n : n + _PART], rtol, atol) for n in range(0, len(e), _PART)]
+        numbers: dict[str, Any] = {
+            "max_abs": max(part.max_abs for part in parts),
+            "max_rel": max(part.max_rel for part in parts),
+        }
+        wrong = sum(part.wrong for part in parts)
+        if not wrong:
             return self._check("values", path, True, **numbers)
-        score = torch.where(wrong, torch.where(finite, off, math.inf), -1.0)
-        where = _index(int(score.flatten().argmax().item()), expected.shape)
+        number, worst = max(enumerate(parts), key=lambda part: part[1].score)
+        where = _index(number * _PART + worst.index, expected.shape)
         note = (
-            f"{_share(wrong)} differ by more than atol={atol:g} + rtol={rtol:g} * |eager|; "
+            f"{_share(wrong, expected)} differ by more than atol={atol:g} + rtol={rtol:g} * |eager|; "
             f"worst at {_at(where)}: compiled {actual[where].item():.9g}, eager {expected[where].item():.9g}"
         )
         return self._check("values", path, False, note, **numbers)
+
+
+def _bitwise(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether all values are equal; False also where torch can't compare the dtype without widening it."""
+    try:
+        return torch.equal(actual, expected)
+    except RuntimeError:
+        return False
+
+
+#: Elements that are compared at a time.
+_PART = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Distance:
+    wrong: int
+    max_abs: float
+    max_rel: float
+    #: Of the worst element: its distance, infinite where only one side is finite, and its place.
+    score: float
+    index: int
+
+
+def _distance(actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> _Distance:
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, e = actual.to(wide), expected.to(wide)
+    finite = torch.isfinite(a) & torch.isfinite(e)
+    same = (a == e) | (torch.isnan(a) & torch.isnan(e))
+    off = torch.where(finite, (a - e).abs(), 0.0)
+    wrong = ~same & (~finite | (off > atol + rtol * e.abs()))
+    relative = torch.where(finite & (e != 0), off / e.abs(), 0.0)
+    score = torch.where(wrong, torch.where(finite, off, math.inf), -1.0)
+    index = int(score.argmax().item())
+    return _Distance(int(wrong.sum().item()), off.max().item(), relative.max().item(), score[index].item(), index)
 
 
 def _shape(tensor: torch.Tensor) -> Any:
@@ -340,9 +380,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _share(wrong: torch.Tensor) -> str:
-    count = int(wrong.sum().item())
-    return f"{count} of {wrong.numel()} elements"
+def _share(wrong: int, of: torch.Tensor) -> str:
+    return f"{wrong} of {of.numel()} elements"
 
 
 def _index(flat: int | float, shape: torch.Size) -> tuple[int, ...]:

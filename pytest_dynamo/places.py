@@ -26,6 +26,10 @@ def _is_torch(parent: str) -> bool:
     return os.path.exists(f"{parent}/torch/_dynamo/convert_frame.py")
 
 
+#: Functions and modules of torch itself run in wrappers of the compiler's, which are no one's code.
+_WRAPPERS = "/torch/_dynamo/external_utils.py"
+
+
 class Places:
     """Judges files against the root directory of the run."""
 
@@ -73,6 +77,10 @@ class Places:
             if self.kind(frame.file) not in ("stdlib", "compiler"):
                 return frame
         return None
+
+    def is_wrapper(self, file: str) -> bool:
+        """Whether a frame is only the compiler's wrapper around something that isn't Python of the user's."""
+        return self.kind(file) == "compiler" and file.replace("\\", "/").endswith(_WRAPPERS)
 
     def called_from(self, stack: Sequence[StackFrame], callers: Sequence[StackFrame]) -> Place | None:
         """Innermost line of the project that led to a site outside it."""

@@ -130,10 +130,11 @@ def within_rounding(
     # Few elements in low precision: eager's own error may be small by luck.
     few = 1 if eps < 1e-4 or c.numel() >= 16 else 5 if c.numel() == 1 else 4
     allowed = few * budget.rms if max_error_ratio is None else max_error_ratio
-    ratio = compiled_error / (eager_error + eps * size) if compiled_error else 0.0
+    room = eager_error + eps * size
+    ratio = 0.0 if not compiled_error else compiled_error / room if room else math.inf
     step = eps * r.abs()
-    room = few * budget.element * ((e - r).abs().max() + step + eps * size)
-    excess = bool(((c - r).abs() > room).any())
+    single = few * budget.element * ((e - r).abs().max() + step + eps * size)
+    excess = bool(((c - r).abs() > single).any())
     told = (
         f"{compiled_error:.1e} vs eager's {eager_error:.1e} from float64, {ratio:.1f} times with rounding allowed for"
     )

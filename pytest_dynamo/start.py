@@ -30,11 +30,12 @@ class Outcome:
 
 @dataclass
 class Written:
-    """A parameter or buffer that eager wrote to, and what it held afterwards."""
+    """A tensor from before the call that eager changed, and what it held afterwards."""
 
     path: str
-    tensor: torch.Tensor
     after: torch.Tensor
+    #: The tensor; None: an attribute of a module that was given another tensor, to be found by its path.
+    tensor: torch.Tensor | None = None
 
 
 class Start:
@@ -52,6 +53,8 @@ class Start:
         self._clone_state = inputs.State(inputs.holders(self._clones))
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
         self._state = inputs.State(self.owners)
+        self._named = dict(inputs.named_state(self.owners))
+        self._tensors = self._state.tensors()
         self._mode = inputs.CopyBeforeWrite()
 
     def clone(self, arguments: Arguments) -> Arguments:
@@ -72,15 +75,35 @@ class Start:
         finally:
             after = inputs.Random()
             value = inputs.detach(value)
-            written = [
-                Written(path, tensor, inputs.detach(tensor))
-                for path, tensor in inputs.named_state(self.owners)
-                if _torch.storage_key(tensor) in self._mode.before
-            ]
             self._clone_contents = self._mode.split_off(self._clones, self.owners)
+            written = self._written()
             self._mode.restore()
             self._state.restore()
         return Outcome(value, error, self._clones, after), written
+
+    def _written(self) -> list[Written]:
+        found = []
+        named = dict(inputs.named_state(self.owners))
+        told = set()
+        for path, tensor in named.items():
+            if tensor is not self._named.get(path):
+                found.append(Written(path, inputs.detach(tensor)))
+            elif _torch.storage_key(tensor) in self._mode.before:
+                found.append(Written(path, inputs.detach(tensor), tensor))
+                told.add(_torch.storage_key(tensor))
+        for tensor in self._tensors:
+            key = _torch.storage_key(tensor)
+            if key in self._mode.before and key not in told:
+                found.append(Written("a tensor that the function holds,", inputs.detach(tensor), tensor))
+                told.add(key)
+        return found
+
+    def now(self, written: Written) -> torch.Tensor | None:
+        """What a changed tensor holds at present; None: there is no such attribute any more."""
+        if written.tensor is not None:
+            return written.tensor.detach()
+        found = dict(inputs.named_state(self.owners)).get(written.path)
+        return None if found is None else found.detach()
 
     def rewind(self) -> None:
         """Bring state and random numbers back to the start."""

@@ -16,6 +16,7 @@ from pytest_dynamo.events import CudaGraphSkipEvent
 from pytest_dynamo.events import Event
 from pytest_dynamo.events import LimitEvent
 from pytest_dynamo.events import ResetEvent
+from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.places import Places
 from pytest_dynamo.record import Compile
 from pytest_dynamo.record import CudaGraphs
@@ -34,7 +35,9 @@ class Group:
     module, compiled on its own, shares the code object but is no recompile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None = None) -> None:
+        #: Name of the compiled function, for frames that have none of their own.
+        self.name = name
         self.events: list[Event] = []
 
     def recompiles(self, start: int = 0) -> Iterable[tuple[CompileEvent, tuple[str, ...]]]:
@@ -87,7 +90,7 @@ def summarize(parts: Sequence[tuple[Group, int]], places: Places, *, results: bo
         graphs=sum(bool(event.ops) for event in forward) if results else None,
         ops=sum(event.ops or 0 for event in forward) if results else None,
         breaks=_breaks([event for event in events if isinstance(event, BreakEvent)], places),
-        recompiles=_recompiles([r for group, start in parts for r in group.recompiles(start)], places),
+        recompiles=_recompiles([(*r, group.name) for group, start in parts for r in group.recompiles(start)], places),
         limit_hits=_limit_hits([event for event in events if isinstance(event, LimitEvent)], places),
         cudagraphs=CudaGraphs(
             recorded=sum(isinstance(event, CudaGraphRecording) for event in events),
@@ -102,14 +105,22 @@ def _breaks(events: Sequence[BreakEvent], places: Places) -> tuple[GraphBreak, .
     for event in events:
         # The user's own exception that leaves a frame, and frames of the standard library that
         # Dynamo meets while code runs eagerly after a break, are no breaks of the user's.
-        frame = places.site(event.stack)
+        frame = _site(event, places)
         if frame is not None and not event.reason.startswith(messages.USER_EXCEPTION):
             sites.setdefault((frame.file, frame.line), []).append(event)
     return tuple(sorted((_break(hits, places) for hits in sites.values()), key=lambda b: (b.file, b.line)))
 
 
+def _site(event: BreakEvent, places: Places) -> StackFrame | None:
+    """Where a break lies; if nothing but a wrapper was traced, the line that called it."""
+    found = places.site(event.stack)
+    if found is None and event.stack and places.is_wrapper(event.stack[-1].file):
+        return places.site(event.callers)
+    return found
+
+
 def _break(hits: Sequence[BreakEvent], places: Places) -> GraphBreak:
-    frame = places.site(hits[0].stack)
+    frame = _site(hits[0], places)
     assert frame is not None
     called_from = None
     if places.kind(frame.file) != "project":
@@ -137,14 +148,16 @@ def _break(hits: Sequence[BreakEvent], places: Places) -> GraphBreak:
     )
 
 
-def _recompiles(found: Sequence[tuple[CompileEvent, tuple[str, ...]]], places: Places) -> tuple[Recompile, ...]:
+def _recompiles(
+    found: Sequence[tuple[CompileEvent, tuple[str, ...], str | None]], places: Places
+) -> tuple[Recompile, ...]:
     sites: dict[tuple[str, int, str], list[tuple[str, ...]]] = {}
-    for event, reasons in found:
+    for event, reasons, name in found:
         key = (places.relative(event.file), event.line, messages.real_function(event.function))
         called_from = places.called_from((), event.callers)
         if places.kind(event.file) == "compiler" and called_from is not None:
             # A module of torch itself runs in a wrapper of Dynamo's: tell the line that called it.
-            key = (called_from.file, called_from.line, key[2])
+            key = (called_from.file, called_from.line, name or key[2])
         sites.setdefault(key, []).append(reasons)
     return tuple(
         Recompile(*key, reasons=tuple(dict.fromkeys(r for some in reasons for r in some)), count=len(reasons))

@@ -16,6 +16,7 @@ from pytest_dynamo.events import CompileEvent
 from pytest_dynamo.events import CompileResult
 from pytest_dynamo.events import CudaGraphRecording
 from pytest_dynamo.events import CudaGraphSkipEvent
+from pytest_dynamo.events import Event
 from pytest_dynamo.events import SkipEvent
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import Observer
@@ -48,20 +49,15 @@ class FunctionRun:
     returned: int = 0
     #: Calls in which eager and compiled both raised.
     raised: int = 0
-    #: Dynamo already held code that another function of this test had compiled.
-    shared: bool = False
+    #: Whether a call that returned captured any operation into a graph.
+    captured: bool = False
+    #: Called within another compiled function only, which is compared as a whole.
+    inlined: bool = False
     #: By what compilation was switched off during a call.
     switched_off: str | None = None
     cudagraphs_expected: bool = False
     #: Calls that ended in a replay; None: this torch does not tell.
     replayed: int | None = 0
-
-    @property
-    def captured(self) -> bool:
-        """Whether any operation was captured into a graph."""
-        return self.shared or any(
-            isinstance(e, CompileResult) and e.forward and e.fail_type is None and e.ops for e in self.group.events
-        )
 
     @property
     def recorded(self) -> int:
@@ -92,6 +88,11 @@ class TestRun:
         self.notes: dict[str, None] = {}
         self.relaxed: tuple[str, ...] = ()
         self.judged = False
+        self.body_runs = False
+        #: Threads in which an eager run of a compiled function is going on.
+        self.in_eager: set[int] = set()
+        #: The test is over; what was made in it can't be used any more.
+        self.ended = False
         #: Shows on a terminal that something is being compiled for this test.
         self.progress: Callable[[str], AbstractContextManager[None]] = lambda nodeid: nullcontext()
         self._starts: dict[int, int] = {}
@@ -164,9 +165,9 @@ class TestRun:
                 Uncompiled("compiled", "compiled was never used: pass it a function or module and call what it returns")
             )
         for function in self.functions:
-            if not function.calls:
+            if not function.calls and not function.inlined:
                 found.append(Uncompiled(function.name, f"compiled({function.name}) was never called"))
-            elif function.returned and not function.captured:
+            elif function.returned and not function.captured and not function.inlined:
                 found.append(self._why(function))
         return tuple(found)
 
@@ -193,7 +194,7 @@ class TestRun:
     def check_completeness(self, observation: Observation) -> None:
         """Note what this test could not check."""
         for function in self.functions:
-            if function.calls and not function.returned and function.raised:
+            if function.calls and not function.returned and not function.inlined and not self.parity_errors:
                 self.not_checked[f"{function.name}: all calls raised, in eager mode too"] = None
             if function.recorded and function.replayed == 0:
                 self.not_checked[f"CUDA graphs: those of {function.name} were recorded and never replayed"] = None
@@ -245,6 +246,11 @@ class TestRun:
 def _passed(checks: Sequence[Check]) -> bool | None:
     judged = [check.passed for check in checks if check.passed is not None]
     return all(judged) if judged else None
+
+
+def captures(events: Sequence[Event]) -> bool:
+    """Whether an operation was captured into a graph."""
+    return any(isinstance(e, CompileResult) and e.forward and e.fail_type is None and e.ops for e in events)
 
 
 def unfinished(groups: Sequence[Group]) -> int:

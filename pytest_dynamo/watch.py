@@ -90,6 +90,10 @@ class TestWatcher:
         """A fixture of ours is being set up for this test."""
         run = self.run_of(item)
         run.variant = variant
+        if not run.uses_fixtures and self.reset == "test":
+            # By getfixturevalue: at its setup nobody could know.
+            run.take_loose()
+            self.observer.reset()
         run.uses_fixtures = True
         _torch.load()
         info = getattr(item, "_fixtureinfo", None)
@@ -154,10 +158,12 @@ class TestWatcher:
         capped = any(value is not None for value in vars(run.settings.limits).values())
         if run.uses_fixtures or capped:
             item.stash[guard_key] = isolation.Guard(everything=run.uses_fixtures)
+        run.body_runs = True
         try:
             with quiet_trace():
                 result = yield
         finally:
+            run.body_runs = False
             run.take_loose()
             if guard_key in item.stash:
                 item.stash[guard_key].body_ended()
@@ -218,8 +224,8 @@ class TestWatcher:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         run = item.stash.get(run_key, None)
-        if run is None:
-            return report
+        if run is None or run.body_runs:
+            return report  # the second: a report within the test, of pytest's subtests
         run.take_loose()
         if report.when == "call" and not run.judged:
             # The plugin came into use while the body ran, by getfixturevalue.
@@ -228,6 +234,7 @@ class TestWatcher:
                 report.outcome = "failed"
                 report.longrepr = _text_of(run)
         if report.when == "teardown":
+            run.ended = True
             guard = item.stash.get(guard_key, None)
             if guard is not None:
                 run.notes.update(dict.fromkeys(guard.restore()))

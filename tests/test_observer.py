@@ -247,9 +247,15 @@ def test_observer_needs_no_torch_to_be_installed() -> None:
     """All taps are on loggers by name, and gone when the observer is."""
     names = [*_torch.BREAK_LOGGERS, _torch.CONVERT_LOGGER, *_torch.CUDAGRAPH_SKIP_LOGGERS]
     names.append(_torch.CUDAGRAPH_RECORD_LOGGER)
+
+    def methods() -> list[dict[str, Any]]:
+        found = [vars(logging.getLogger(name)) for name in names]
+        return [{key: own.get(key) for key in ("handle", "isEnabledFor")} for own in found]
+
+    before = methods()  # taps of the run that this test is part of, or none
     with observing():
-        assert all("handle" in vars(logging.getLogger(name)) for name in names)
-    assert not any({"handle", "isEnabledFor"} & vars(logging.getLogger(name)).keys() for name in names)
+        assert all(own["handle"] not in (None, old["handle"]) for own, old in zip(methods(), before))
+    assert methods() == before
 
 
 def test_observer_sees_a_compilation() -> None:

@@ -1,0 +1,497 @@
+"""Ways in which the plugin was once made to lie: each stays a test."""
+
+from __future__ import annotations
+
+
+HEAD = """
+import copy, functools, threading, time
+import pytest, torch
+from torch import nn
+
+X = torch.arange(4.0) + 1
+eager = pytest.mark.compiled(backend="eager")
+
+@torch.compiler.disable
+def off(x):
+    return x + 1
+
+def breaks(x):
+    x = x + 1
+    print("a")
+    return x * 2
+"""
+
+
+def outcomes(run) -> dict[str, str]:
+    return {r["nodeid"].rpartition("::")[2]: r["outcome"] for r in run.report["records"] if r["phase"] == "call"}
+
+
+def test_what_was_compiled_is_judged_for_each_function(project):
+    """A function that captures nothing fails, whatever was compiled of the same code by others."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+class M(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, x):
+        return self.f(x)
+
+def g(x):
+    return off(x)
+
+@eager
+def test_second_captures_nothing(compiled):
+    compiled(M(torch.sin))(X)
+    compiled(M(off))(X)
+
+@eager
+def test_by_hand_first(compiled):
+    torch.compile(g, backend="eager")(X)
+    compiled(g)(X)
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_by_name(request, n):
+    request.getfixturevalue("compiled")(g)(X)
+
+@eager
+def test_raised_after_capturing(compiled):
+    def f(x, bad):
+        if bad:
+            y = x + 1
+            torch._dynamo.graph_break()
+            raise ValueError
+        return off(x)
+    fast = compiled(f)
+    with pytest.raises(ValueError):
+        fast(X, True)
+    fast(X, False)
+""",
+    )
+    run = project.run("--dynamo-backends=eager")
+    assert set(outcomes(run).values()) == {"failed"}
+    assert run.text.count("nothing was compiled: no operation of ") == 5
+
+
+def test_the_same_code_twice(project):
+    """Copies of a module, callable objects and decorated functions may be compiled several times."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@eager
+def test_copies(compiled):
+    one = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled(one)(X)
+    compiled(copy.deepcopy(one))(X)
+
+@eager
+def test_decorated(compiled):
+    @torch.no_grad()
+    def infer(x):
+        return x + 1
+    for _ in range(3):
+        compiled(infer)(X)
+
+@eager
+def test_objects(compiled):
+    class Step:
+        def __call__(self, x):
+            return x + 1
+    compiled(Step())(X)
+    compiled(Step())(X)
+
+@eager
+def test_torchs_own(compiled):
+    for fn in (torch.sin, torch.relu, nn.ReLU(), functools.partial(torch.add, X)):
+        compiled(fn)(X)
+        compiled(fn)(X)
+""",
+    )
+    run = project.run()
+    assert set(outcomes(run).values()) == {"passed"}, run.text
+    assert all(record["recompiles"] == [] for record in run.report["records"])
+
+
+def test_breaks_in_wrappers_of_the_compiler_count(project):
+    """A disabled method, partial or decorated function and a bare operator break at the line that calls them."""
+    source = (
+        HEAD
+        + """
+class D(nn.Module):
+    @torch.compiler.disable
+    def forward(self, x):
+        return x + 1
+
+def test_module():
+    torch.compile(D(), backend="eager")(X)  # here
+
+def test_partial():
+    torch.compile(functools.partial(off), backend="eager")(X)  # here
+
+def test_decorated():
+    torch.compile(torch.no_grad()(off), backend="eager")(X)  # here
+
+def test_operator():
+    torch.compile(torch.nonzero, backend="eager")(X)  # here
+"""
+    )
+    project.file("test_it", source)
+    run = project.run("--dynamo-max-breaks=0")
+    lines = [n for n, line in enumerate(source.strip().splitlines(), 1) if line.endswith("# here")]
+    found = {r["nodeid"].rpartition("::")[2]: [b["line"] for b in r["breaks"]] for r in run.report["records"]}
+    names = ("test_module", "test_partial", "test_decorated", "test_operator")
+    assert found == {name: [line] for name, line in zip(names, lines)}
+    run.result.assert_outcomes(failed=4)
+
+
+def test_suppressed_errors_are_breaks(project):
+    """With suppress_errors a backend that fails leaves the frame to eager mode: that is told."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+count = [0]
+
+def flaky(graph, example_inputs):
+    count[0] += 1
+    if count[0] % 2 == 0:
+        raise RuntimeError("not this one")
+    return graph.forward
+
+@pytest.mark.compiled(backend=flaky, max_breaks=0)
+def test_ours(compiled):
+    torch._dynamo.config.suppress_errors = True
+    fast = compiled(lambda x: x + 1)
+    fast(X)
+    fast(X.double())
+
+def test_by_hand():
+    def bad(graph, example_inputs):
+        raise RuntimeError("never")
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch.compile(lambda x: x + 1, backend=bad)(X)
+
+def test_told_to_the_user():
+    def bad(graph, example_inputs):
+        raise RuntimeError("never")
+    with pytest.raises(Exception, match="never"):
+        torch.compile(lambda x: x + 1, backend=bad)(X)
+""",
+    )
+    run = project.run("--dynamo-max-breaks=0")
+    run.result.assert_outcomes(failed=2, passed=1)
+    (found,) = run.record("test_by_hand")["breaks"]
+    assert found["kind"] == "skipped_frame"
+    assert "BackendCompilerFailed" in found["reasons"][0]["reason"]
+
+
+def test_state_is_compared_and_put_back(project):
+    """Reassigned buffers, weights through an optimizer, held tensors, nested caches, `.data`."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def wrong(graph, example_inputs):
+    return lambda *args: tuple(out + 1 if out.is_floating_point() else out for out in graph(*args))
+
+def wrong_in_place(graph, example_inputs):
+    def run(*args):
+        known = [*args, *graph.parameters()]
+        before = [arg.detach().clone() for arg in known]
+        out = graph(*args)
+        for old, arg in zip(before, known):
+            if not torch.equal(old, arg.detach()):
+                arg.detach().add_(1)
+        return out
+    return run
+
+class Average(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+    def forward(self, x):
+        self.mean = self.mean * 0.9 + x * 0.1
+        return x > 0
+
+bad = pytest.mark.xfail(raises=__import__("pytest_dynamo").ParityError, strict=True)
+
+@bad
+@pytest.mark.compiled(backend=wrong)
+def test_reassigned_buffer(compiled):
+    compiled(Average())(X)
+
+@bad
+@pytest.mark.compiled(backend=wrong_in_place)
+def test_optimizer(compiled):
+    model = nn.Linear(4, 4)
+    model.weight.grad = torch.ones(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step(x):
+        optimizer.step()
+        return x > 0
+    compiled(step)(X)
+
+@bad
+@pytest.mark.compiled(backend=wrong_in_place)
+@pytest.mark.parametrize("where", ["closure", "object", "list"])
+def test_held_tensor(compiled, where):
+    held = torch.zeros(4)
+    class Holder:
+        pass
+    holder = Holder()
+    holder.held = held
+    class Call:
+        def __init__(self):
+            self.inner = holder
+            self.list = [held]
+        def __call__(self, x):
+            (self.inner.held if where == "object" else self.list[0]).add_(1)
+            return x > 0
+    def closure(x):
+        held.add_(1)
+        return x > 0
+    compiled(closure if where == "closure" else Call())(X)
+
+@eager
+def test_nested_state(compiled):
+    class Cache:
+        n = 0
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kv = [[], []]
+            self.cache = Cache()
+            self.weight = nn.Parameter(torch.ones(4))
+        def forward(self, x):
+            self.kv[0].append(x)
+            self.cache.n += 1
+            self.weight.data = self.weight.data * 0.5
+            return torch.cat(self.kv[0]) * self.cache.n
+    model = M()
+    compiled(model)(X)
+    assert len(model.kv[0]) == 1
+    assert model.cache.n == 1
+    assert torch.equal(model.weight.detach(), torch.full((4,), 0.5))
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(passed=1, xfailed=5)
+
+
+def test_arguments_that_are_hard_to_copy(project):
+    """Sentinels keep their identity; locks and modules among the arguments don't leave state changed."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@eager
+def test_sentinel(compiled):
+    unset = object()
+    compiled(lambda x, value: x + 1 if value is unset else x)(X, unset)
+
+@eager
+def test_key_of_a_registry(compiled):
+    class Kind:
+        pass
+    kind = Kind()
+    factors = {kind: 2}
+    compiled(lambda x, kind: x * factors[kind])(X, kind)
+
+@eager
+@pytest.mark.parametrize("held", [torch, threading.Lock()], ids=["module", "lock"])
+def test_state_with_something_that_refuses(compiled, held):
+    class State:
+        def __init__(self):
+            self.held, self.n = held, 0
+    def f(state, x):
+        state.n += 1
+        return x * state.n
+    state = State()
+    compiled(f)(state, X)
+    assert state.n == 1
+
+@eager
+def test_module_as_argument(compiled):
+    compiled(lambda x, m: m.sin(x))(X, torch)
+""",
+    )
+    run = project.run()
+    assert set(outcomes(run).values()) == {"passed"}, run.text
+
+
+def test_functions_in_functions(project):
+    """A compiled function within another is part of it; a wrapper that copies attributes stays a wrapper."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@eager
+def test_nested(compiled):
+    inner = compiled(lambda x: x + 1)
+    compiled(lambda x: inner(x) * 2)(X)
+
+@eager
+def test_compiled_of_compiled(compiled):
+    compiled(compiled(lambda x: x + 1))(X)
+
+@eager
+def test_transforms(compiled):
+    assert torch.equal(torch.func.vmap(compiled(lambda x: x * 2))(X), X * 2)
+    assert torch.equal(torch.func.grad(compiled(lambda x: (x * x).sum()))(X), X * 2)
+
+@eager
+def test_fake_tensors(compiled):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode():
+        compiled(lambda x: x * 2)(torch.ones(4))
+""",
+    )
+    run = project.run()
+    assert set(outcomes(run).values()) == {"passed"}, run.text
+    assert run.record("test_fake_tensors[eager]")["not_checked"] == ["<lambda>: FakeTensors have no values"]
+
+
+def test_wrappers_that_copy_attributes(project):
+    """Torch compiles what is under such a wrapper and loses the wrapper: that is no pass."""
+    run = project.test(
+        HEAD
+        + """
+@eager
+def test_it(compiled):
+    inner = torch.compile(lambda x: x + 1, backend="eager")
+    @functools.wraps(inner)
+    def wrapper(x):
+        return inner(x) * 10
+    if hasattr(wrapper, "get_compiler_config"):
+        del wrapper.get_compiler_config  # some versions of torch refuse it for this
+    compiled(wrapper)(X)
+"""
+    )
+    run.result.assert_outcomes(failed=1)
+    assert "compiled wrapper differs from eager" in run.text
+
+
+def test_other_threads_and_other_tests(project):
+    """A compilation in another thread excuses no call; a function kept from another test is refused."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def slow(graph, example_inputs):
+    time.sleep(1)
+    return graph.forward
+
+def wrong(graph, example_inputs):
+    return lambda *args: tuple(out + 1 for out in graph(*args))
+
+@pytest.mark.compiled(backend=wrong)
+def test_checked_meanwhile(compiled):
+    fast = compiled(lambda x: x * 2)
+    thread = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=slow)(X))
+    thread.start()
+    time.sleep(0.5)
+    try:
+        fast(X)
+    finally:
+        thread.join()
+
+kept = {}
+
+@eager
+def test_keeps(compiled):
+    kept["fast"] = compiled(lambda x: x + 1)
+    kept["fast"](X)
+
+def test_uses_what_was_kept():
+    torch.compile(breaks, backend="eager")(X)
+    with pytest.raises(RuntimeError, match="which has ended: make one in each test"):
+        kept["fast"](X)
+""",
+    )
+    run = project.run("--dynamo-max-breaks=0")
+    run.result.assert_outcomes(failed=2, passed=1)
+    assert "compiled <lambda> differs from eager in call 1 [wrong]" in run.text
+    assert len(run.record("test_uses_what_was_kept")["breaks"]) == 1
+
+
+def test_calls_that_end_early_are_not_checked(project):
+    """An exception that is no Exception, such as SystemExit, ends a call without a comparison."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+class Stop(BaseException):
+    pass
+
+@eager
+def test_it(compiled):
+    def f(x):
+        raise Stop
+    with pytest.raises(Stop):
+        compiled(f)(X)
+""",
+    )
+    run = project.run("--dynamo-require-checked")
+    run.result.assert_outcomes(failed=1)
+    assert "all calls raised" in run.text
+
+
+def test_subtests_are_not_the_test(project):
+    """A subtest within a test neither judges it nor takes its counts."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@eager
+def test_ours(compiled, subtests):
+    fast = compiled(lambda x: x + 1)
+    with subtests.test("prepare"):
+        pass
+    with subtests.test("call"):
+        fast(X)
+
+def test_by_hand(subtests):
+    torch.compile(breaks, backend="eager")(X)
+    with subtests.test("one"):
+        pass
+""",
+    )
+    run = project.run("--dynamo-max-breaks=0")
+    assert run.record("test_ours[eager]")["outcome"] == "passed"
+    assert run.record("test_ours[eager]")["graphs"] == 1
+    assert len(run.record("test_by_hand")["breaks"]) == 1
+    assert run.text.count("1 graph break, 0 allowed") == 2  # the failure, and its line in the short summary
+
+
+def test_zeros_and_large_tensors(project):
+    """Eager's exact zeros don't end in a division by zero; comparing takes little memory."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+import resource
+
+def wrong(graph, example_inputs):
+    return lambda *args: tuple(out + 1 for out in graph(*args))
+
+@pytest.mark.compiled(backend=wrong)
+def test_zeros(compiled):
+    compiled(torch.relu)(-torch.ones(4))
+
+@eager
+def test_memory(compiled):
+    fast = compiled(lambda x: x.sum())
+    fast(torch.ones(4))
+    large = torch.ones(32 * 1024 * 1024)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fast(large)
+    used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert used < 2.5 * 128, used
+""",
+    )
+    run = project.run(subprocess=True)
+    run.result.assert_outcomes(failed=1, passed=1)
+    assert "ParityError: compiled relu differs from eager" in run.text
