@@ -476,10 +476,17 @@ def geometry(tensor: Any) -> Any:
     return None if key is None else (key, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def fake_mode(values: Any) -> Any:
-    """FakeTensorMode that is active, or that tensors among ``values`` belong to; None: no fake tensors."""
+def unreadable(values: Any) -> str | None:
+    """Why values of tensors can't be read at present, or None."""
+    import torch
+
+    tensors = tensors_in(values)
     guards = _module("torch._guards")
-    return guards.detect_fake_mode(tensors_in(values)) if guards is not None else None
+    if guards is not None and guards.detect_fake_mode(tensors) is not None:
+        return "FakeTensors have no values"
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        return "within a transform of torch.func values can't be read"
+    return None
 
 
 def is_wrapper(tensor: Any) -> bool:

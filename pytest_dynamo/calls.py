@@ -78,9 +78,10 @@ class Checker:
             return self.fn(*args, **kwargs)
         run.take_loose()
         begun = len(function.group.events)
-        if _torch.fake_mode((args, kwargs)) is not None:
-            run.not_checked[f"{self.name}: FakeTensors have no values"] = None
-            return self._fake(args, kwargs)
+        unreadable = _torch.unreadable((args, kwargs))
+        if unreadable is not None:
+            run.not_checked[f"{self.name}: {unreadable}"] = None
+            return self._uncompared(args, kwargs)
         start = Start(self.fn, (args, kwargs))
         run.in_eager.add(threading.get_ident())
         try:
@@ -108,8 +109,8 @@ class Checker:
             return compiled.value
         return self._fail_or_raise(compiled.error, eager.error)
 
-    def _fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with FakeTensors: compiled, and not compared."""
+    def _uncompared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is compiled and can't be compared."""
         with compiling(self.run):
             value = self._compile()(*args, **kwargs)
         self.run.take_for(self.function)

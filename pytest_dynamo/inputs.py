@@ -208,12 +208,7 @@ def clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]
         if key is None:
             with torch.no_grad():
                 copied = tensor.detach().clone()
-            if copied.requires_grad == tensor.requires_grad:
-                return copied
-            try:
-                return copied.requires_grad_(tensor.requires_grad)
-            except RuntimeError:  # within a transform of functorch
-                return tensor.clone()
+            return copied.requires_grad_(tensor.requires_grad)
         if key not in storages:
             storages[key] = tensor.untyped_storage().clone()
 
