@@ -18,6 +18,8 @@ from pytest_dynamo import _torch
 from pytest_dynamo import inputs
 from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
+from pytest_dynamo.events import CompileEvent
+from pytest_dynamo.events import Event
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
 from pytest_dynamo.parity import Pairs
@@ -105,7 +107,7 @@ class Checker:
             function.returned += 1
             function.captured = function.captured or captures(function.group.events[begun:])
             if not function.captured and not self._looked:
-                self._look_apart(start)
+                self._look_apart(start, function.group.events[begun:])
             return compiled.value
         return self._fail_or_raise(compiled.error, eager.error)
 
@@ -118,13 +120,19 @@ class Checker:
         self.function.captured = True
         return value
 
-    def _look_apart(self, start: Start) -> None:
+    def _look_apart(self, start: Start, told: list[Event]) -> None:
         """Find out whether a function that compiled nothing runs what another one had compiled.
 
         The same code may have been compiled before in this test, through another ``compiled(...)`` or
-        by hand. So Dynamo starts afresh, and the call is made once more on clones.
+        by hand. So Dynamo starts afresh, and the call is made once more on clones. What is seen then
+        counts unless the call itself had ``told`` of a compilation.
         """
         self._looked = True
+        if self.run.keeps_compiled:
+            text = f"whether {self.name} was compiled: --dynamo-reset=never keeps what earlier tests compiled"
+            self.run.not_checked[text] = None
+            self.function.captured = True
+            return
         self.run.observer.reset()
         self.run.take_away()
         with start.again() as (args, kwargs), compiling(self.run):
@@ -135,6 +143,8 @@ class Checker:
         begun = len(self.function.group.events)
         self.run.take_for(self.function)
         self.function.captured = captures(self.function.group.events[begun:])
+        if any(isinstance(event, CompileEvent) for event in told):
+            del self.function.group.events[begun:]
 
     def _compile(self) -> Callable[..., Any]:
         if self._compiled is None:

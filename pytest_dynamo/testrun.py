@@ -89,6 +89,8 @@ class TestRun:
         self.relaxed: tuple[str, ...] = ()
         self.judged = False
         self.body_runs = False
+        #: What earlier tests compiled is still there.
+        self.keeps_compiled = False
         #: Threads in which an eager run of a compiled function is going on.
         self.in_eager: set[int] = set()
         #: The test is over; what was made in it can't be used any more.

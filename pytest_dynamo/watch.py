@@ -83,6 +83,7 @@ class TestWatcher:
         run = TestRun(item.nodeid, settings, self.observer, self.places)
         run.uses_fixtures = ours
         run.progress = self.progress
+        run.keeps_compiled = self.reset == "never"
         run.relaxed = tuple(name for name in self.caps if _laxer(settings, self.base, name))
         return run
 
