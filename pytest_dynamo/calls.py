@@ -34,6 +34,7 @@ from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
 from pytest_dynamo.start import Written
+from pytest_dynamo.state import Random
 from pytest_dynamo.summary import Group
 from pytest_dynamo.terminal import finding_lines
 from pytest_dynamo.terminal import parity_lines
@@ -183,7 +184,7 @@ class Checker:
         if self.function.cudagraphs_expected and self.function.replayed is not None:
             replayed = _torch.last_call_replayed()
             self.function.replayed = None if replayed is None else self.function.replayed + replayed
-        return Outcome(value, error, (args, kwargs), inputs.Random())
+        return Outcome(value, error, (args, kwargs), Random())
 
     def _uses_cudagraphs(self, start: Start, arguments: Arguments) -> bool:
         """Whether CUDA graphs are to be recorded and can be: the variant asks, and there is a GPU."""
@@ -252,7 +253,7 @@ class Checker:
             try:
                 with torch.compiler.set_stance("force_eager"), Float64():
                     value = self.fn(*args, **kwargs)
-                met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written, start)[1]
+                met = self._compare(Outcome(value, None, (args, kwargs), Random()), eager, written, start)[1]
                 # State is put back when this block ends: copy what it holds.
                 references = {path: met[path][0].detach().clone() for path in doubtful & met.keys()}
             except Exception as error:
@@ -280,7 +281,7 @@ class Checker:
                     if self._apart is None:
                         self._apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
                     value = self._apart(*args, **kwargs)
-                again, met = self._compare(Outcome(value, None, (args, kwargs), inputs.Random()), eager, written, start)
+                again, met = self._compare(Outcome(value, None, (args, kwargs), Random()), eager, written, start)
                 # State is put back when this block ends: copy what it holds.
                 met = {path: (a.detach().clone(), e) for path, (a, e) in met.items()}
             except Exception as error:

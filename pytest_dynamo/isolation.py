@@ -60,7 +60,7 @@ def _differs(a: Any, b: Any) -> bool:
 def _random() -> Any:
     if "torch" not in sys.modules:
         return None
-    from pytest_dynamo.inputs import Random
+    from pytest_dynamo.state import Random
 
     return Random()
 

@@ -12,6 +12,11 @@ import torch
 
 from pytest_dynamo import _torch
 from pytest_dynamo import inputs
+from pytest_dynamo.state import CopyBeforeWrite
+from pytest_dynamo.state import Random
+from pytest_dynamo.state import State
+from pytest_dynamo.state import holders
+from pytest_dynamo.state import named_state
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -25,7 +30,7 @@ class Outcome:
     error: Exception | None
     #: Positional and keyword arguments after the call.
     arguments: Arguments
-    random: inputs.Random
+    random: Random
 
 
 @dataclass
@@ -47,15 +52,15 @@ class Start:
     def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
         self.fn = fn
         self.owners = inputs.owners(fn, arguments)
-        self.random = inputs.Random()
+        self.random = Random()
         self.notes: list[str] = []
         self._clones = self.clone(arguments)
-        self._clone_state = inputs.State(inputs.holders(self._clones))
+        self._clone_state = State(holders(self._clones))
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
-        self._state = inputs.State(self.owners)
-        self._named = dict(inputs.named_state(self.owners))
+        self._state = State(self.owners)
+        self._named = dict(named_state(self.owners))
         self._tensors = self._state.tensors()
-        self._mode = inputs.CopyBeforeWrite()
+        self._mode = CopyBeforeWrite()
 
     def clone(self, arguments: Arguments) -> Arguments:
         """Copy arguments; what could not be copied faithfully is added to ``notes``."""
@@ -73,7 +78,7 @@ class Start:
         except Exception as raised:
             error = raised
         finally:
-            after = inputs.Random()
+            after = Random()
             value = inputs.detach(value)
             self._clone_contents = self._mode.split_off(self._clones, self.owners)
             written = self._written()
@@ -83,7 +88,7 @@ class Start:
 
     def _written(self) -> list[Written]:
         found = []
-        named = dict(inputs.named_state(self.owners))
+        named = dict(named_state(self.owners))
         told = set()
         for path, tensor in named.items():
             if tensor is not self._named.get(path):
@@ -102,7 +107,7 @@ class Start:
         """What a changed tensor holds at present; None: there is no such attribute any more."""
         if written.tensor is not None:
             return written.tensor.detach()
-        found = dict(inputs.named_state(self.owners)).get(written.path)
+        found = dict(named_state(self.owners)).get(written.path)
         return None if found is None else found.detach()
 
     def rewind(self) -> None:
@@ -114,7 +119,7 @@ class Start:
     @contextmanager
     def again(self) -> Iterator[Arguments]:
         """Be at the start once more, with fresh arguments; afterwards everything is as it was found."""
-        random, contents, state = inputs.Random(), self._mode.current(), inputs.State(self.owners)
+        random, contents, state = Random(), self._mode.current(), State(self.owners)
         arguments = self._pristine()
         self.rewind()
         try:
@@ -126,7 +131,7 @@ class Start:
 
     def _pristine(self) -> Arguments:
         """Arguments as they were at the start, though eager may have changed its clones."""
-        changed = inputs.State(inputs.holders(self._clones))
+        changed = State(holders(self._clones))
         self._mode.swap(self._clone_contents)
         self._clone_state.restore()
         try:

@@ -16,6 +16,9 @@ import torch.nn.utils.prune
 
 from pytest_dynamo import inputs
 from pytest_dynamo._torch import storage_key
+from pytest_dynamo.state import CopyBeforeWrite
+from pytest_dynamo.state import Random
+from pytest_dynamo.state import State
 
 
 def clone(*arguments: Any, keep: Any = ()) -> Any:
@@ -489,7 +492,7 @@ def test_owners_of_a_method_and_of_a_closure() -> None:
 def eager(fn: Callable[..., Any], *arguments: Any) -> Any:
     """Run ``fn`` as the eager run of a checked call does, and put everything back."""
     owners = inputs.owners(fn, (arguments, {}))
-    state, mode = inputs.State(owners), inputs.CopyBeforeWrite()
+    state, mode = State(owners), CopyBeforeWrite()
     with mode:
         value = fn(*arguments)
     mode.restore()
@@ -573,7 +576,7 @@ def test_restoring_leaves_autograd_alone() -> None:
 
 def test_tensors_born_in_the_call_are_not_kept() -> None:
     """Only storages from before the call are copied."""
-    mode = inputs.CopyBeforeWrite()
+    mode = CopyBeforeWrite()
     with mode:
         y = torch.ones(3)
         y.add_(1)
@@ -819,7 +822,7 @@ def test_replaced_parameters_are_put_back() -> None:
 def test_lazy_modules() -> None:
     """A lazy module is lazy again, so that compiled code initialises it as eager did."""
     module = torch.nn.LazyLinear(3)
-    start = inputs.Random()
+    start = Random()
     eager(module, torch.ones(2, 4))
     assert type(module) is torch.nn.LazyLinear
     assert module.has_uninitialized_params()
@@ -854,7 +857,7 @@ def test_what_eager_left_can_be_kept_for_comparison() -> None:
     module = torch.nn.BatchNorm1d(2)
     x = torch.ones(4, 2)
     clones, _ = inputs.clone((x, module), [module])
-    mode = inputs.CopyBeforeWrite()
+    mode = CopyBeforeWrite()
     with mode:
         clones[0].add_(1)
         module(torch.randn(4, 2))
@@ -882,7 +885,7 @@ def test_arguments_that_are_state_are_put_back() -> None:
     module = torch.nn.Linear(2, 2)
     before = module.weight.detach().clone()
     clones, _ = inputs.clone((module.weight.data,), [module])
-    mode = inputs.CopyBeforeWrite()
+    mode = CopyBeforeWrite()
     with mode:
         clones[0].add_(1)
     assert mode.split_off(clones, [module]) == {}
@@ -893,7 +896,7 @@ def test_arguments_that_are_state_are_put_back() -> None:
 def test_an_exception_in_the_call_does_not_hinder_restoring() -> None:
     """What was written before the exception is put back."""
     x = torch.ones(2)
-    mode = inputs.CopyBeforeWrite()
+    mode = CopyBeforeWrite()
 
     def fail() -> None:
         x.add_(1)
@@ -914,7 +917,7 @@ def draw() -> tuple[Any, ...]:
 
 def test_random_states_are_put_back() -> None:
     """Afterwards every generator gives the numbers that it gave before."""
-    start = inputs.Random()
+    start = Random()
     first = draw()
     assert draw() != first
     start.restore()
@@ -925,7 +928,7 @@ def test_half_used_normal_numbers_are_put_back() -> None:
     """Generators that keep a second normal number for the next call keep it."""
     random.gauss(0, 1)
     numpy.random.standard_normal()
-    start = inputs.Random()
+    start = Random()
     first = random.gauss(0, 1), float(numpy.random.standard_normal())
     start.restore()
     assert (random.gauss(0, 1), float(numpy.random.standard_normal())) == first
@@ -947,8 +950,8 @@ def test_half_used_normal_numbers_are_put_back() -> None:
 )
 def test_which_generators_were_used(use: Callable[[], Any], names: tuple[str, ...]) -> None:
     """A generator whose state differs is named."""
-    start = inputs.Random()
+    start = Random()
     use()
-    assert inputs.Random().changed(start) == names
+    assert Random().changed(start) == names
     start.restore()
-    assert inputs.Random().changed(start) == ()
+    assert Random().changed(start) == ()

@@ -1,0 +1,253 @@
+"""State that a call can change: kept before it, put back after it. Random numbers belong to it."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo._torch import storage_key
+from pytest_dynamo.inputs import CONTAINERS
+from pytest_dynamo.inputs import STATEFUL
+from pytest_dynamo.inputs import has_attributes
+from pytest_dynamo.inputs import state_tensors
+from pytest_dynamo.inputs import walk
+
+
+class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
+    """Keeps a copy of every storage from before the first write to it.
+
+    Only for eager runs: a dispatch mode changes what is compiled.
+    """
+
+    #: Functions such as flex_attention are operators of a higher order; they run as they are.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Storages made during the run. Only their addresses: a storage from before the run is alive
+        #: all the time, so no other can have its address.
+        self._born: set[int] = set()
+        self._off: dict[int, torch.UntypedStorage] = {}
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _torch.written_arguments(func, args, kwargs):
+            key = storage_key(tensor)
+            if key is not None and key not in self._born and key not in self.before:
+                storage = tensor.untyped_storage()
+                self.before[key] = (storage, storage.clone())
+        known = {storage_key(tensor) for tensor in _torch.tensors_in((args, kwargs))}
+        out = func(*args, **kwargs)
+        for tensor in _torch.tensors_in(out):
+            key = storage_key(tensor)
+            if key is not None and key not in known and key not in self.before:
+                self._born.add(key)
+        return out
+
+    def restore(self) -> None:
+        """Put all changed storages back, without touching autograd's version counters."""
+        self.put({key: old for key, (_, old) in self.before.items()})
+
+    def split_off(self, clones: Any, owners: list[Any]) -> dict[int, torch.UntypedStorage]:
+        """Take cloned arguments out of what is restored: they show what was changed.
+
+        Returns what their storages held before, by storage. Arguments that share storage with state
+        of ``owners`` were not cloned, and stay.
+        """
+        kept = {storage_key(tensor) for owner in owners for tensor in state_tensors(owner)}
+        off = {}
+        for value in walk(clones):
+            if isinstance(value, torch.Tensor):
+                key = storage_key(value)
+                if key is not None and key not in kept and key in self.before:
+                    storage, off[key] = self.before.pop(key)
+                    self._off[key] = storage
+        return off
+
+    def swap(self, contents: dict[int, torch.UntypedStorage]) -> None:
+        """Exchange what storages that were split off hold with ``contents``."""
+        for key, content in contents.items():
+            held = self._off[key].clone()
+            _fill(self._off[key], content)
+            contents[key] = held
+
+    def current(self) -> dict[int, torch.UntypedStorage]:
+        """Copy what the storages hold now."""
+        return {key: storage.clone() for key, (storage, _) in self.before.items()}
+
+    def put(self, contents: dict[int, torch.UntypedStorage]) -> None:
+        for key, content in contents.items():
+            _fill(self.before[key][0], content)
+
+
+def _fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
+    if storage.nbytes() != content.nbytes():
+        storage.resize_(content.nbytes())
+    storage.copy_(content)
+
+
+def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of modules, with the names that reports use."""
+    for owner in owners:
+        if isinstance(owner, torch.nn.Module):
+            yield from ((f"parameter {name}", tensor) for name, tensor in owner.named_parameters())
+            yield from ((f"buffer {name}", tensor) for name, tensor in owner.named_buffers())
+
+
+def holders(tree: Any) -> list[Any]:
+    """Containers and objects in a tree of arguments that a call can change."""
+    return [
+        value
+        for value in walk(tree)
+        if isinstance(value, CONTAINERS) or (has_attributes(value) and not _stateful(value))
+    ]
+
+
+def _stateful(value: Any) -> bool:
+    return isinstance(value, (*STATEFUL, types.FunctionType))
+
+
+class State:
+    """Python-side state of owners: attributes, content of containers, gradients, optimizer state."""
+
+    def __init__(self, owners: list[Any]) -> None:
+        self.owners = owners
+        self._attributes: list[tuple[Any, type, dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor]] = {}
+        self._lazy: list[tuple[torch.Tensor, type]] = []
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._held: list[torch.Tensor] = []
+        seen: dict[int, Any] = {}
+        modules = {id(m): m for o in owners if isinstance(o, torch.nn.Module) for m in o.modules()}
+        for module in modules.values():
+            self._keep(module, seen)
+        for owner in owners:
+            if isinstance(owner, torch.optim.Optimizer):
+                state = {key: dict(value) for key, value in owner.state.items()}
+                self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
+            elif not isinstance(owner, (torch.nn.Module, torch.Tensor)):
+                self._keep(owner, seen)
+            for tensor in state_tensors(owner):
+                if torch.nn.parameter.is_lazy(tensor):
+                    self._lazy.append((tensor, type(tensor)))
+                elif tensor.is_leaf:
+                    self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad, tensor.detach())
+
+    def _keep(self, owner: Any, seen: dict[int, Any]) -> None:
+        """Keep what ``owner`` holds, and what containers and objects in it hold, at any depth."""
+        if isinstance(owner, STATEFUL):
+            self._attributes.append((owner, type(owner), dict(vars(owner))))
+        for value in walk(list(vars(owner).values()) if isinstance(owner, STATEFUL) else owner, seen):
+            if isinstance(value, torch.Tensor):
+                self._held.append(value)
+            if isinstance(value, CONTAINERS):
+                self._containers.append((value, copy.copy(value)))
+            elif isinstance(value, torch.Generator):
+                self._generators.append((value, value.get_state()))
+            elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
+                self._attributes.append((value, type(value), dict(vars(value))))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that were there when this was made: of owners, of objects in them, gradients."""
+        own = [tensor for owner in self.owners for tensor in state_tensors(owner)]
+        grads = [grad for _, grad, _, _ in self._tensors.values() if grad is not None]
+        return [*own, *self._held, *grads]
+
+    def restore(self) -> None:
+        for container, content in self._containers:
+            _refill(container, content)
+        for owner, cls, values in self._attributes:
+            if type(owner) is not cls:
+                owner.__class__ = cls
+            own = vars(owner)
+            if own.keys() != values.keys() or any(own[k] is not values[k] for k in values):
+                own.clear()
+                own.update(values)
+        for optimizer, state, groups in self._optimizers:
+            if list(optimizer.state) != list(state):
+                # Dicts that are still right stay the same objects: Dynamo guards on them.
+                kept = {key: optimizer.state.get(key, {}) for key in state}
+                optimizer.state.clear()
+                optimizer.state.update(kept)
+            for key, content in state.items():
+                _refill(optimizer.state[key], content)
+            for group, content in zip(optimizer.param_groups, groups):
+                _refill(group, content)
+        for generator, position in self._generators:
+            generator.set_state(position)
+        for tensor, kind in self._lazy:
+            if type(tensor) is not kind:
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                tensor.__class__ = kind
+        for tensor, grad, requires_grad, data in self._tensors.values():
+            if _torch.geometry(tensor) != _torch.geometry(data):
+                tensor.data = data  # somebody gave it other data, by `.data =` or `set_`
+            if tensor.grad is not grad:
+                tensor.grad = grad
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a dict, list, set or deque its former content, in place and only if it differs."""
+    if isinstance(container, dict):
+        if list(container) != list(content) or any(container[k] is not content[k] for k in content):
+            container.clear()
+            container.update(content)
+    elif isinstance(container, set):
+        if container != content:
+            container.clear()
+            container.update(content)
+    elif len(container) != len(content) or any(a is not b for a, b in zip(container, content)):
+        container.clear()
+        container.extend(content)
+
+
+# -- random numbers -------------------------------------------------------------------------------
+
+
+class Random:
+    """State of all random number generators that a call can draw from."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        torch.set_rng_state(self._cpu)
+        for number, state in enumerate(self._cuda):
+            torch.cuda.set_rng_state(state, number)
+
+    def changed(self, since: Random) -> tuple[str, ...]:
+        """Names of the generators whose state differs from ``since``."""
+        names = []
+        if self._python != since._python:
+            names.append("random")
+        if self._numpy is not None and since._numpy is not None and not _same_numpy(self._numpy, since._numpy):
+            names.append("numpy.random")
+        if not torch.equal(self._cpu, since._cpu):
+            names.append("torch")
+        # If CUDA was initialised in between there is nothing to compare with.
+        if any(not torch.equal(a, b) for a, b in zip(self._cuda, since._cuda)):
+            names.append("torch.cuda")
+        return tuple(names)
+
+
+def _same_numpy(a: Any, b: Any) -> bool:
+    return all((x == y).all() if hasattr(x, "all") and hasattr(x, "shape") else x == y for x, y in zip(a, b))
