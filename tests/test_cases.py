@@ -26,6 +26,7 @@ from cases_expected import CUDA
 from cases_expected import DEVIATIONS
 from cases_expected import LATER
 from cases_expected import PROJECTS
+from cases_expected import TORCH
 from cases_expected import Cuda
 from cases_expected import Said
 
@@ -45,7 +46,6 @@ from pytest_dynamo.variants import Variant
 
 
 FOLDER = Path(__file__).parent / "cases"
-TORCH = ".".join(torch.__version__.split(".")[:2])
 FALLBACK = "parity judged with fallback_random"
 #: Words by which a case says that a difference is only rounding, which the plugin has to find out.
 ROUNDING = "closer to an fp64 reference than eager"
