@@ -24,7 +24,7 @@ class LoggerTap:
 
     Two public methods are overridden on the one logger: ``isEnabledFor`` answers yes from ``level``
     on, ``handle`` passes a record on only if the user had enabled it. Unlike a handler with a level,
-    this survives ``torch._logging.set_logs``, ``logging.disable`` and ``dictConfig``.
+    this survives ``set_logs`` of torch, ``logging.disable`` and ``dictConfig``.
     """
 
     def __init__(self, name: str, sink: Callable[[logging.LogRecord], None], level: int) -> None:

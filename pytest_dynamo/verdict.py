@@ -74,7 +74,7 @@ def _rewritten(observation: Observation) -> Iterator[Finding]:
 
 def _limit_hits(observation: Observation) -> Iterator[Finding]:
     for hit in observation.limit_hits:
-        message = f"{hit.function} hit torch._dynamo's {hit.limit}; its further calls run in eager mode"
+        message = f"{hit.function} hit Dynamo's {hit.limit}; its further calls run in eager mode"
         if hit.reason:
             message += f"\nhint: it was compiled again and again because this changed: {hit.reason}"
         yield Finding("limit_hit", None, 1, message, hit.file, hit.line, "allow_uncompiled=True")

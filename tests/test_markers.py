@@ -719,7 +719,7 @@ def test_limits_on_tests_that_compile_by_themselves(project):
             "* s of compiling, 0 allowed",
             "1 recompile, 0 allowed",
             "recompile limit hit",
-            "  test_it.py:11  limit hit torch._dynamo's recompile_limit*; its further calls run in eager mode",
+            "  test_it.py:11  limit hit Dynamo's recompile_limit*; its further calls run in eager mode",
             "  accept with @pytest.mark.compiled(allow_uncompiled=True)",
         ]
     )

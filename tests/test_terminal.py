@@ -60,7 +60,7 @@ def test_findings_of_every_limit() -> None:
         "  g was never called",
         "  accept with @pytest.mark.compiled(allow_uncompiled=True)",
         "recompile limit hit",
-        "  a.py:1  f hit torch._dynamo's recompile_limit; its further calls run in eager mode",
+        "  a.py:1  f hit Dynamo's recompile_limit; its further calls run in eager mode",
         "      hint: it was compiled again and again because this changed: x == 1",
         "  accept with @pytest.mark.compiled(allow_uncompiled=True)",
         "1 graph break, 0 allowed",

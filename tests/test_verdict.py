@@ -129,7 +129,7 @@ def test_limit_hits_fail_tests_that_must_compile(must_compile: bool, allowed: bo
             "limit_hit",
             None,
             1,
-            "f hit torch._dynamo's recompile_limit; its further calls run in eager mode\n"
+            "f hit Dynamo's recompile_limit; its further calls run in eager mode\n"
             "hint: it was compiled again and again because this changed: x == 1",
             "a.py",
             1,
@@ -141,7 +141,7 @@ def test_a_limit_hit_without_a_reason_has_no_hint() -> None:
     """Nothing is said about a reason that torch does not give."""
     seen = Observation(limit_hits=(LimitHit("a.py", 1, "f", "recompile_limit", ""),))
     (finding,) = judge(seen, Limits(), must_compile=True)
-    assert finding.message == "f hit torch._dynamo's recompile_limit; its further calls run in eager mode"
+    assert finding.message == "f hit Dynamo's recompile_limit; its further calls run in eager mode"
 
 
 def test_a_limit_hit_is_no_break_and_no_recompile() -> None:
