@@ -387,16 +387,6 @@ def switch_profile_guided_state_off() -> None:
             setattr(config, name, False)
 
 
-def compiled_entries(fn: Callable[..., Any]) -> int | None:
-    """Number of compiled versions that Dynamo holds of a function's or module's code; None: unknown."""
-    frames = _module("torch._dynamo.eval_frame")
-    look = getattr(frames, "_debug_get_cache_entry_list", None)
-    code = code_of(fn)
-    if look is None or code is None:
-        return None
-    return len(look(code))
-
-
 def code_of(fn: Any) -> CodeType | None:
     """Code object that Dynamo compiles first when ``torch.compile(fn)`` is called, or None."""
     if not hasattr(fn, "__code__"):

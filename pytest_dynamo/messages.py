@@ -27,7 +27,6 @@ DATA_DEPENDENT = "Data-dependent branching"
 #: The user's own exception that leaves a frame; Dynamo logs it like a break.
 USER_EXCEPTION = "Observed exception"
 DISABLED_CALL = "Skip calling `torch.compiler.disable()`d function"
-GRAPH_PARTITION = "CUDAGraph supports dynamic shapes by recording"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pytest_dynamo._torch import Signals
 from pytest_dynamo.events import CompileEvent
 from pytest_dynamo.events import Event
 from pytest_dynamo.events import ResetEvent
-from pytest_dynamo.messages import clean_guard
 
 
 Parse = Callable[[logging.LogRecord], "Event | None"]
@@ -161,6 +160,3 @@ def quiet_trace() -> Iterator[None]:
     finally:
         for handler in attached:
             logger.addHandler(handler)
-
-
-__all__ = ["LoggerTap", "Observer", "clean_guard", "quiet_trace"]

@@ -35,6 +35,11 @@ class Reason:
     hint: str | None
     hits: int
 
+    @property
+    def text(self) -> str:
+        """The reason and its number, as all texts show them."""
+        return self.reason + (f"  [{self.id}]" if self.id else "")
+
 
 @dataclass(frozen=True)
 class GraphBreak:

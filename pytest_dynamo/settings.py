@@ -45,6 +45,11 @@ class Limits:
     max_memory_ratio: float | None = None
     min_speedup: float | None = None
 
+    @property
+    def any_given(self) -> bool:
+        """Whether anything is judged."""
+        return any(value is not None for value in vars(self).values())
+
     def __post_init__(self) -> None:
         for name in ("max_breaks", "max_recompiles", "max_graphs", "max_cudagraph_skips"):
             value = getattr(self, name)

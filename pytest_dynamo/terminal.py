@@ -56,7 +56,7 @@ def parity_lines(checks: Iterable[Check], limit: int = 10) -> list[str]:
 def observation_lines(observation: Observation) -> Iterator[str]:
     """Tell what was seen though no limit judges it."""
     for found in observation.breaks:
-        reasons = "; ".join(r.reason + (f"  [{r.id}]" if r.id else "") for r in found.reasons)
+        reasons = "; ".join(reason.text for reason in found.reasons)
         ignored = f"  (ignored: {found.ignored})" if found.ignored else ""
         yield f"{found.file}:{found.line}  graph break: {reasons}{ignored}"
     for again in observation.recompiles:

@@ -181,8 +181,7 @@ class TestRun:
         why = [f"nothing was compiled: no operation of {function.name} was captured"]
         for found in seen.breaks:
             reason = found.reasons[0]
-            number = f"  [{reason.id}]" if reason.id else ""
-            why.append(f"{found.file}:{found.line}  {reason.reason}{number}")
+            why.append(f"{found.file}:{found.line}  {reason.text}")
             if reason.hint:
                 why.append(f"hint: {reason.hint}")
         if function.switched_off:

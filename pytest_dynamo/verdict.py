@@ -93,7 +93,7 @@ def _breaks(observation: Observation, limits: Limits) -> Iterator[Finding]:
 
 def break_message(found: GraphBreak) -> str:
     """Reasons with PyTorch's numbers in the first line, then where it leads and how to mend it."""
-    reasons = "; ".join(reason.reason + (f"  [{reason.id}]" if reason.id else "") for reason in found.reasons)
+    reasons = "; ".join(reason.text for reason in found.reasons)
     lines = [reasons]
     if found.kind == "skipped_frame":
         lines.append(f"all of {found.function} runs in eager mode because of it")

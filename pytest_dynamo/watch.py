@@ -139,7 +139,7 @@ class TestWatcher:
         self.observer.take()
         run = item.stash[run_key] = self._new_run(item)
         _torch.switch_profile_guided_state_off()
-        capped = any(value is not None for value in vars(run.settings.limits).values())
+        capped = run.settings.limits.any_given
         if self.reset == "test" and (run.uses_fixtures or (capped and self.observer.dirty)):
             self.observer.reset()
             run.take_away()
@@ -156,8 +156,7 @@ class TestWatcher:
         run = self.run_of(item)
         run.take_loose()
         run.begin_phase()
-        capped = any(value is not None for value in vars(run.settings.limits).values())
-        if run.uses_fixtures or capped:
+        if run.uses_fixtures or run.settings.limits.any_given:
             item.stash[guard_key] = isolation.Guard(everything=run.uses_fixtures)
         run.body_runs = True
         try:
