@@ -479,6 +479,11 @@ def unreadable(values: Any) -> str | None:
     return None
 
 
+def is_compilers(name: str) -> bool:
+    """Whether an attribute of a user's object is one that the compiler puts there for itself."""
+    return name.startswith(("_dynamo", "_torchdynamo", "_is_torch_compile"))
+
+
 def is_wrapper(tensor: Any) -> bool:
     """Whether a tensor only wraps others and has no storage of its own, as DTensor does."""
     return hasattr(tensor, "__tensor_flatten__")

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from typing import NoReturn
 
@@ -20,21 +19,18 @@ from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
 from pytest_dynamo.events import CompileEvent
 from pytest_dynamo.events import Event
+from pytest_dynamo.judge import Judge
+from pytest_dynamo.judge import Look
+from pytest_dynamo.judge import told
+from pytest_dynamo.kept import Kept
+from pytest_dynamo.kept import Result
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
-from pytest_dynamo.parity import Pairs
-from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
 from pytest_dynamo.record import Finding
-from pytest_dynamo.reference import BUDGETS
-from pytest_dynamo.reference import Float64
-from pytest_dynamo.reference import within_rounding
-from pytest_dynamo.settings import Tolerances
 from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
-from pytest_dynamo.start import Written
-from pytest_dynamo.state import Random
 from pytest_dynamo.summary import Group
 from pytest_dynamo.terminal import finding_lines
 from pytest_dynamo.terminal import parity_lines
@@ -48,13 +44,14 @@ from pytest_dynamo.verdict import break_message
 class Checker:
     """Compiles a function once and checks every call of it."""
 
-    def __init__(self, fn: Callable[..., Any], variant: Variant, tolerances: Tolerances, run: TestRun) -> None:
+    def __init__(self, fn: Callable[..., Any], variant: Variant, run: TestRun) -> None:
         self.fn = _torch.uncompiled(fn)
         refuse(self.fn)
         self.name = name_of(self.fn)
         self.variant = variant
-        self.tolerances = tolerances
         self.run = run
+        self._wanted = run.settings.checks
+        self._kept = run.kept = run.kept or Kept()
         code = _torch.code_of(self.fn)
         where = StackFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
         self.function = FunctionRun(self.name, where, Group(self.name))
@@ -85,32 +82,86 @@ class Checker:
         if unreadable is not None:
             run.not_checked[f"{self.name}: {unreadable}"] = None
             return self._uncompared(args, kwargs)
+        self._compile()  # marks a module, so before its state is taken down
         start = Start(self.fn, (args, kwargs))
         run.in_eager.add(threading.get_ident())
         try:
-            eager, written = start.run_eager()
+            grad = self._wanted.grad
+            eager = start.run_eager(differentiate=grad is not False, twice=grad == "double")
         finally:
             run.in_eager.discard(threading.get_ident())
         refuse_result(eager.value, self.name)
-        runs = 3 if self._uses_cudagraphs(start, (args, kwargs)) and eager.error is None else 1
+        judge = Judge(start, eager, run.settings.tolerances, self._wanted, function.calls)
+        value = self._run_all(judge, (args, kwargs))
+        run.not_checked.update(dict.fromkeys(start.notes))
+        function.returned += 1
+        function.captured = function.captured or captures(function.group.events[begun:])
+        if not function.captured and not self._looked:
+            self._look_apart(start, function.group.events[begun:])
+        self._kept.add(self.name, function.calls, value)
+        return value
+
+    def _run_all(self, judge: Judge, arguments: Arguments) -> Any:
+        """Run compiled as often as it takes, the last time on the caller's own arguments; return what it gave.
+
+        Gradients are taken on clones, so that the caller's own graph stays as a single call leaves it.
+        """
+        __tracebackhide__ = True
+        start, eager = judge.start, judge.eager
+        graphs = self._uses_cudagraphs(start, arguments) and eager.error is None
+        differentiate = self._gradients_comparable(eager)
+        runs = 3 if graphs else 2 if differentiate else 1
+        kept = self._kept.before()
         for number in range(1, runs + 1):
             start.rewind()
-            given = (args, kwargs) if number == runs else start.clone((args, kwargs))
-            compiled = self._run_compiled(*given)
-            run.take_for(function)
-            if compiled.error is not None or eager.error is not None:
-                break
-            self._judge(compiled, eager, written, start, number if runs > 1 else None)
-            if number < runs:
-                del compiled  # an output that is still alive would keep CUDA graphs from being replayed
-        run.not_checked.update(dict.fromkeys(start.notes))
-        if compiled.error is None and eager.error is None:
-            function.returned += 1
-            function.captured = function.captured or captures(function.group.events[begun:])
-            if not function.captured and not self._looked:
-                self._look_apart(start, function.group.events[begun:])
-            return compiled.value
-        return self._fail_or_raise(compiled.error, eager.error)
+            last = number == runs
+            given = arguments if last else start.clone(arguments)
+            look = self._run_compiled(judge, given, differentiate=differentiate and not last)
+            self.run.take_for(self.function)
+            if look.outcome.error is not None or eager.error is not None:
+                self._fail_or_raise(look.outcome.error, eager.error)
+            if last:
+                look.checks += self._overwritten(kept, start)
+            self._judge(judge, look, number if graphs else None)
+            if not last:
+                del look  # an output that is still alive would keep CUDA graphs from being replayed
+        return look.outcome.value
+
+    def _gradients_comparable(self, eager: Outcome) -> bool:
+        """Whether gradients are to be compared; notes where they are wanted and can't be."""
+        found, asked = eager.gradients, self._wanted.grad
+        if eager.error is not None or asked is False:
+            return False
+        what = f"gradients of {self.name}"
+        if found is None:
+            if asked:
+                self.run.not_checked[f"{what}: nothing that it returns requires grad"] = None
+            return False
+        for path in found.left_out:
+            self.run.not_checked[f"{what}: no cotangent for {path}"] = None
+        if found.error is not None:
+            self.run.not_checked[f"{what}: eager's own {told(found.error)}"] = None
+            return False
+        if found.second_error is not None:
+            self.run.not_checked[f"second derivatives of {self.name}: eager's own {told(found.second_error)}"] = None
+        if found.outputs and not found.values:
+            self.run.not_checked[f"{what}: no argument, parameter or tensor that it holds requires grad"] = None
+        return bool(found.values)
+
+    def _overwritten(self, kept: list[tuple[Result, torch.Tensor]], start: Start) -> Iterator[Check]:
+        """Checks of results of earlier calls that this call changed, though eager does not."""
+        for result, tensor in Kept.changed(kept):
+            if start.writes(tensor):
+                continue
+            where = f"{result.path} of call {result.call} of {result.name}"
+            if self.function.cudagraphs_expected:
+                self.run.notes[
+                    f"{where} was overwritten by call {self.function.calls}, as CUDA graphs reuse their memory: "
+                    "clone it before the next call, in the code too that calls the compiled function"
+                ] = None
+            else:
+                note = f"call {self.function.calls} changed what an earlier call had returned; eager does not"
+                yield Check("overwritten", where, self.function.calls, False, note=note)
 
     def _uncompared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is compiled and can't be compared."""
@@ -121,12 +172,12 @@ class Checker:
         self.function.captured = True
         return value
 
-    def _look_apart(self, start: Start, told: list[Event]) -> None:
+    def _look_apart(self, start: Start, seen: list[Event]) -> None:
         """Find out whether a function that compiled nothing runs what another one had compiled.
 
         The same code may have been compiled before in this test, through another ``compiled(...)`` or
         by hand. So Dynamo starts afresh, and the call is made once more on clones. What is seen then
-        counts unless the call itself had ``told`` of a compilation.
+        counts unless a compilation was ``seen`` in the call itself.
         """
         self._looked = True
         if self.run.keeps_compiled:
@@ -140,11 +191,11 @@ class Checker:
             try:
                 self._compile()(*args, **kwargs)
             except Exception as error:
-                self.run.notes[f"{self.name}: a second look at what is compiled ended in {_told(error)}"] = None
+                self.run.notes[f"{self.name}: a second look at what is compiled ended in {told(error)}"] = None
         begun = len(self.function.group.events)
         self.run.take_for(self.function)
         self.function.captured = captures(self.function.group.events[begun:])
-        if any(isinstance(event, CompileEvent) for event in told):
+        if any(isinstance(event, CompileEvent) for event in seen):
             del self.function.group.events[begun:]
 
     def _compile(self) -> Callable[..., Any]:
@@ -152,39 +203,29 @@ class Checker:
             self._compiled = torch.compile(self.fn, **self.variant.kwargs)
         return self._compiled
 
-    def _judge(
-        self, compiled: Outcome, eager: Outcome, written: list[Written], start: Start, number: int | None
-    ) -> None:
+    def _judge(self, judge: Judge, look: Look, number: int | None) -> None:
         """Keep the checks of one compiled run; raise ParityError if one failed and nothing excuses it."""
         __tracebackhide__ = True
-        checks, pairs = self._compare(compiled, eager, written, start)
-        drew = {"torch", "torch.cuda"}.intersection(eager.random.changed(start.random))
-        if drew and self.variant.backend == "inductor" and _failed(checks):
-            checks, pairs = self._with_eager_random_numbers(checks, pairs, start, eager, written)
-        if _failed(checks):
-            checks = self._by_float64(checks, pairs, start, eager, written)
-        if _failed(checks):
-            checks = self._unless_nondeterministic(checks, start, eager)
+        drew = {"torch", "torch.cuda"}.intersection(judge.eager.random.changed(judge.start.random))
+        if drew and self.variant.backend == "inductor" and look.failed:
+            look = self._with_eager_random_numbers(judge, look)
+        checks = judge.settle(look.checks, look.pairs)
         self.run.checks += checks
         self.run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
-        if _failed(checks):
+        self.run.notes.update(dict.fromkeys(look.notes))
+        if any(check.passed is False for check in checks):
             self._fail(checks, number)
 
-    def _run_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
-        value, error = None, None
+    def _run_compiled(self, judge: Judge, arguments: Arguments, *, differentiate: bool) -> Look:
         if self.variant.uses_cudagraphs:
             torch.compiler.cudagraph_mark_step_begin()
         with compiling(self.run):
             self.function.switched_off = self.function.switched_off or _torch.switched_off()
-            compiled = self._compile()
-            try:
-                value = compiled(*args, **kwargs)
-            except Exception as raised:
-                error = raised
+            look = judge.look(self._compile(), arguments, differentiate=differentiate)
         if self.function.cudagraphs_expected and self.function.replayed is not None:
             replayed = _torch.last_call_replayed()
             self.function.replayed = None if replayed is None else self.function.replayed + replayed
-        return Outcome(value, error, (args, kwargs), Random())
+        return look
 
     def _uses_cudagraphs(self, start: Start, arguments: Arguments) -> bool:
         """Whether CUDA graphs are to be recorded and can be: the variant asks, and there is a GPU."""
@@ -209,103 +250,29 @@ class Checker:
         finally:
             handle.remove()
 
-    # -- comparing --
-
-    def _compare(
-        self, compiled: Outcome, eager: Outcome, written: list[Written], start: Start
-    ) -> tuple[list[Check], Pairs]:
-        """Compare a run with eager's; also return the tensors that were compared, by path."""
-        call, pairs = self.function.calls, Pairs()
-        checks = compare(compiled.value, eager.value, tolerances=self.tolerances, call=call, pairs=pairs)
-        for number, (actual, expected) in enumerate(zip(compiled.arguments[0], eager.arguments[0])):
-            checks += self._mutation(actual, expected, f"args[{number}]", pairs)
-        for name, expected in eager.arguments[1].items():
-            checks += self._mutation(compiled.arguments[1][name], expected, name, pairs)
-        for state in written:
-            path = f"{state.path} after the call"
-            checks += self._mutation(start.now(state), state.after.detach(), path, pairs)
-        for name in compiled.random.changed(eager.random):
-            if name in ("random", "numpy.random"):
-                note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
-                checks.append(Check("rng", name, call, False, note=note))
-        return checks, pairs
-
-    def _mutation(self, actual: Any, expected: Any, path: str, pairs: Pairs) -> list[Check]:
-        """Compare what a call left in an argument; what can't be compared there is no one's output."""
-        call = self.function.calls
-        if actual is expected:
-            return []  # an argument that could not be copied: both sides worked on the same object
-        found = compare(actual, expected, tolerances=self.tolerances, call=call, path=path, pairs=pairs)
-        failed = [replace(check, what="mutation") for check in found if check.passed is False]
-        return failed or ([Check("mutation", path, call, True)] if found else [])
-
-    def _by_float64(
-        self, checks: list[Check], pairs: Pairs, start: Start, eager: Outcome, written: list[Written]
-    ) -> list[Check]:
-        """Tell rounding from faults by a run of the same call in float64."""
-        doubtful = {check.path for check in checks if check.passed is False and check.max_abs is not None}
-        doubtful = {path for path in doubtful & pairs.keys() if pairs[path][1].dtype in BUDGETS}
-        if not doubtful or (self.tolerances.rtol, self.tolerances.atol) != (None, None):
-            return checks
-        references: dict[str, torch.Tensor] = {}
-        why = "no float64 reference"
-        with start.again() as (args, kwargs):
-            try:
-                with torch.compiler.set_stance("force_eager"), Float64():
-                    value = self.fn(*args, **kwargs)
-                met = self._compare(Outcome(value, None, (args, kwargs), Random()), eager, written, start)[1]
-                # State is put back when this block ends: copy what it holds.
-                references = {path: met[path][0].detach().clone() for path in doubtful & met.keys()}
-            except Exception as error:
-                why = f"no float64 reference: {_told(error)}"
-        return [self._rejudged(c, pairs, references, why) if c.path in doubtful else c for c in checks]
-
-    def _rejudged(self, check: Check, pairs: Pairs, references: dict[str, torch.Tensor], why: str) -> Check:
-        reference = references.get(check.path)
-        if check.passed is not False or check.max_abs is None:
-            return check
-        if reference is None or (check.what == "values" and reference.dtype == pairs[check.path][1].dtype):
-            return replace(check, note=f"{check.note} ({why})")
-        verdict = within_rounding(*pairs[check.path], reference, self.tolerances.max_error_ratio)
-        if verdict.passed:
-            return replace(check, passed=True, error_ratio=verdict.ratio, note=verdict.note)
-        return replace(check, error_ratio=verdict.ratio, note=f"{check.note}; {verdict.note}")
-
-    def _with_eager_random_numbers(
-        self, checks: list[Check], pairs: Pairs, start: Start, eager: Outcome, written: list[Written]
-    ) -> tuple[list[Check], Pairs]:
+    def _with_eager_random_numbers(self, judge: Judge, look: Look) -> Look:
         """Judge on code that draws eager's random numbers; its compilation is kept out of all counts."""
-        with start.again() as (args, kwargs):
+        differentiate = look.outcome.gradients is not None
+        with judge.start.again() as arguments:
             try:
                 with compiling(self.run):
                     if self._apart is None:
                         self._apart = torch.compile(self.fn, **_torch.with_fallback_random(self.variant.kwargs))
-                    value = self._apart(*args, **kwargs)
-                again, met = self._compare(Outcome(value, None, (args, kwargs), Random()), eager, written, start)
-                # State is put back when this block ends: copy what it holds.
-                met = {path: (a.detach().clone(), e) for path, (a, e) in met.items()}
-            except Exception as error:
-                self.run.notes[f"{self.name}: can't be compiled with fallback_random: {_told(error)}"] = None
-                return checks, pairs
+                    again = judge.look(self._apart, arguments, differentiate=differentiate)
             finally:
                 self.run.take_away()
-        # Those of Python and NumPy inductor has not of its own: what was found there stands.
-        again = [*(c for c in again if c.what != "rng"), *(c for c in checks if c.what == "rng")]
-        if not _failed(again):
-            told = f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
-            self.run.notes[told] = None
-        return again, met
-
-    def _unless_nondeterministic(self, checks: list[Check], start: Start, eager: Outcome) -> list[Check]:
-        """Withdraw judgement where eager does not agree with eager on the same arguments."""
-        with start.again() as arguments:
-            second = Start(self.fn, arguments).run_eager()[0]
-        if second.error is not None:
-            return checks
-        again = compare(second.value, eager.value, tolerances=self.tolerances)
-        unstable = {check.path for check in again if check.passed is False}
-        note = "not deterministic: eager differs from eager on the same arguments"
-        return [replace(c, passed=None, note=note) if c.passed is False and c.path in unstable else c for c in checks]
+            # State is put back when this block ends: copy what it holds.
+            again.pairs = {path: (a.detach().clone(), e) for path, (a, e) in again.pairs.items()}
+        if again.outcome.error is not None:
+            self.run.notes[f"{self.name}: can't be compiled with fallback_random: {told(again.outcome.error)}"] = None
+            return look
+        # Inductor has none of Python's and NumPy's numbers of its own, and no say in what was overwritten.
+        own = ("rng", "overwritten")
+        again.checks = [*(c for c in again.checks if c.what not in own), *(c for c in look.checks if c.what in own)]
+        if not again.failed:
+            text = f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"
+            self.run.notes[text] = None
+        return again
 
     # -- ending --
 
@@ -314,9 +281,9 @@ class Checker:
         graph = {1: " (CUDA-graph warm-up)", 2: " (CUDA-graph recording)", 3: " (CUDA-graph replay)"}
         where = f"call {self.function.calls}{graph[number] if number else ''}"
         lines = [f"compiled {self.name} differs from eager in {where} [{self.variant.id}]", *parity_lines(checks)]
-        raise self._kept(ParityError("\n".join(lines)))
+        raise self._noted(ParityError("\n".join(lines)))
 
-    def _kept(self, error: ParityError) -> ParityError:
+    def _noted(self, error: ParityError) -> ParityError:
         self.run.parity_errors.append(error)
         return error
 
@@ -332,10 +299,10 @@ class Checker:
             # Dynamo gives code up whose first call raised.
             self.run.observer.reset()
             raise compiled
-        note = f"compiled {_told(compiled)}, eager {_told(eager)}"
+        note = f"compiled {told(compiled)}, eager {told(eager)}"
         self.run.checks.append(Check("exception", "raised", call, False, note=note))
         text = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]\n  {note}"
-        raise self._kept(ParityError(text)) from (compiled or eager)
+        raise self._noted(ParityError(text)) from (compiled or eager)
 
     def _raise_fullgraph_break(self, error: Exception) -> None:
         """Turn the exception of a break under ``fullgraph=True`` into one finding."""
@@ -351,17 +318,6 @@ class Checker:
                 finding = Finding("fullgraph", 0, 1, break_message(found), found.file, found.line, "fullgraph=False")
                 self.run.findings.append(finding)
                 raise LimitError("\n".join(finding_lines([finding]))) from None
-
-
-def _told(error: Exception | None) -> str:
-    if error is None:
-        return "returned a value"
-    text = " ".join(str(error).split())
-    return f"raised {type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
-
-
-def _failed(checks: list[Check]) -> bool:
-    return any(check.passed is False for check in checks)
 
 
 def name_of(fn: Any) -> str:

@@ -9,8 +9,8 @@ import pytest
 from pytest_dynamo import options
 from pytest_dynamo.fixtures import uses_ours
 from pytest_dynamo.session import activate
+from pytest_dynamo.settings import PARITY_FIELDS
 from pytest_dynamo.settings import RUN_FIELDS
-from pytest_dynamo.settings import TOLERANCE_FIELDS
 from pytest_dynamo.settings import Settings
 from pytest_dynamo.settings import SettingsError
 from pytest_dynamo.variants import expand
@@ -21,7 +21,7 @@ users_key = pytest.StashKey[set[str]]()
 #: Settings with which the variants of a function were made, by its nodeid without brackets.
 made_key = pytest.StashKey[dict[str, Settings]]()
 
-_NEEDS_FIXTURE = (*RUN_FIELDS, *TOLERANCE_FIELDS)
+_NEEDS_FIXTURE = (*RUN_FIELDS, *PARITY_FIELDS)
 
 
 def generate(metafunc: pytest.Metafunc) -> None:

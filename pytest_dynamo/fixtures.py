@@ -61,7 +61,7 @@ def compiled(request: pytest.FixtureRequest, compiled_variant: Variant) -> Calla
         if isinstance(fn, CompiledFunction):
             fn._checker.function.inlined = True
             fn = fn._checker.fn
-        checker = Checker(fn, compiled_variant, run.settings.tolerances, run)
+        checker = Checker(fn, compiled_variant, run)
         run.functions.append(checker.function)
         return CompiledFunction(checker)
 

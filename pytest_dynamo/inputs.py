@@ -30,22 +30,52 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype, 
 
 def children(value: Any) -> Iterator[Any]:
     """Objects directly inside a container, an object with attributes, a partial or a bound method."""
+    return (child for _, child in named_children(value))
+
+
+def named_children(value: Any) -> Iterator[tuple[str, Any]]:
+    """`children`, each with what leads to it: ``["key"]``, ``[0]`` or ``.name``."""
     if isinstance(value, dict):
-        yield from value.keys()
-        yield from value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        yield from value
+        yield from (("'s key", key) for key in value)
+        yield from ((f"[{_word(key)}]", held) for key, held in value.items())
+    elif isinstance(value, (list, tuple, collections.deque)):
+        names = getattr(value, "_fields", None)
+        yield from ((f".{names[n]}" if names else f"[{n}]", held) for n, held in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("'s element", held) for held in value)
     elif isinstance(value, types.MethodType):
-        yield value.__self__
+        yield ".__self__", value.__self__
     elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif not isinstance(value, (types.FunctionType, types.ModuleType)) and not is_foreign(value):
-        yield from getattr(value, "__dict__", {}).values()
+        yield from ((f".{name}", held) for name, held in getattr(value, "__dict__", {}).items())
         for cls in type(value).__mro__:
             slots = vars(cls).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, name):
-                    yield getattr(value, name)
+                    yield f".{name}", getattr(value, name)
+
+
+def _word(key: object) -> str:
+    text = repr(key) if isinstance(key, (str, int, float, bool, tuple, type(None))) else type(key).__name__
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def named(value: Any, path: str, seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """`walk` with the path to everything; a tensor that is there twice comes twice."""
+    seen = {} if seen is None else seen
+    if isinstance(value, _ATOMS) or (id(value) in seen and not isinstance(value, torch.Tensor)):
+        return
+    seen[id(value)] = value
+    yield path, value
+    if not isinstance(value, (torch.Tensor, torch.Generator, *STATEFUL)):
+        for step, child in named_children(value):
+            yield from named(child, path + step, seen)
+
+
+def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in a result or argument, with their paths."""
+    return ((where, held) for where, held in named(value, path) if isinstance(held, torch.Tensor))
 
 
 def is_foreign(value: Any) -> bool:
@@ -84,7 +114,7 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
                 cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
                 todo += [(held, isinstance(held, CONTAINERS)) for held in cells]
                 used = (value.__globals__.get(name) for name in _names(value.__code__))
-                todo += [(held, False) for held in used if isinstance(held, STATEFUL) or _is_users(held)]
+                todo += [(v, False) for v in used if isinstance(v, (*STATEFUL, torch.Tensor)) or _is_users(v)]
                 todo += [(value.__defaults__, True), (value.__kwdefaults__, True)]
             elif isinstance(value, types.MethodType):
                 todo.append((value.__func__, False))
@@ -135,6 +165,16 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
             yield from group["params"]
         for state in owner.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def named_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in positional and keyword arguments, with their paths."""
+    args, kwargs = arguments
+    seen: dict[int, Any] = {}
+    for path, value in [*((f"args[{n}]", v) for n, v in enumerate(args)), *kwargs.items()]:
+        for where, held in named(value, path, seen):
+            if isinstance(held, torch.Tensor):
+                yield where, held
 
 
 # -- arguments ------------------------------------------------------------------------------------

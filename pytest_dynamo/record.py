@@ -145,8 +145,9 @@ class Observation:
 class Check:
     """One comparison of compiled with eager."""
 
-    #: ``values``, ``structure``, ``type``, ``dtype``, ``device``, ``shape``, ``requires_grad``,
-    #: ``mutation``, ``rng`` or ``exception``.
+    #: Of results: ``values``, ``structure``, ``type``, ``dtype``, ``device``, ``shape``, ``requires_grad``,
+    #: ``alias``, ``stride`` or ``grad``. Of what a call left: ``mutation`` of arguments, ``state``, ``rng``, or
+    #: ``overwritten`` results of earlier calls. ``exception``: only one side raised, or another one.
     what: str
     #: Where in the result, such as ``out["logits"][0]``.
     path: str

@@ -78,6 +78,30 @@ class Tolerances:
             _check_number(name, getattr(self, name))
 
 
+#: Values of `Checks.grad`.
+GRAD = (None, True, False, "double")
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is compared besides values and state."""
+
+    #: Gradients for one random cotangent. None: whenever an output requires grad. ``"double"``: those of
+    #: the gradients too.
+    grad: bool | str | None = None
+    #: Which results share memory with arguments and with each other.
+    check_alias: bool = True
+    #: Strides of results, in dimensions with more than one element.
+    check_stride: bool = False
+
+    def __post_init__(self) -> None:
+        if not any(self.grad is value for value in GRAD[:3]) and self.grad != "double":
+            raise SettingsError(f'grad must be True, False, None or "double", not {self.grad!r}')
+        for name in ("check_alias", "check_stride"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(f"{name} must be True or False, not {getattr(self, name)!r}")
+
+
 @dataclass(frozen=True)
 class Run:
     """What to run: every field is a tuple, and their product makes the variants."""
@@ -96,6 +120,7 @@ class Settings:
     run: Run = Run()
     limits: Limits = Limits()
     tolerances: Tolerances = Tolerances()
+    checks: Checks = Checks()
     allow_uncompiled: bool = False
     #: Names of the fields that a marker gave, for "allowed by its marker" and for narrowing.
     marked: frozenset[str] = frozenset()
@@ -103,7 +128,7 @@ class Settings:
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return a copy in which each named field has the given value."""
         parts: dict[str, Any] = {}
-        for part in ("run", "limits", "tolerances"):
+        for part in ("run", "limits", "tolerances", "checks"):
             own = getattr(self, part)
             given = {k: v for k, v in values.items() if k in field_names(type(own))}
             if given:
@@ -119,6 +144,7 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 RUN_FIELDS = field_names(Run)
 LIMIT_FIELDS = field_names(Limits)
-TOLERANCE_FIELDS = field_names(Tolerances)
+#: Fields that say how parity is judged.
+PARITY_FIELDS = (*field_names(Tolerances), *field_names(Checks))
 #: Keywords of the marker, in the order in which the documentation lists them.
-MARKER_FIELDS = (*RUN_FIELDS, *LIMIT_FIELDS, *TOLERANCE_FIELDS, "allow_uncompiled")
+MARKER_FIELDS = (*RUN_FIELDS, *LIMIT_FIELDS, *PARITY_FIELDS, "allow_uncompiled")

@@ -6,15 +6,23 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from pytest_dynamo import _torch
+from pytest_dynamo import aliasing
+from pytest_dynamo import gradients
 from pytest_dynamo import inputs
+from pytest_dynamo.aliasing import Relation
+from pytest_dynamo.gradients import Gradients
+from pytest_dynamo.gradients import Leaf
 from pytest_dynamo.state import CopyBeforeWrite
 from pytest_dynamo.state import Random
 from pytest_dynamo.state import State
+from pytest_dynamo.state import fingerprint
+from pytest_dynamo.state import fingerprints
 from pytest_dynamo.state import holders
 from pytest_dynamo.state import named_state
 
@@ -31,6 +39,10 @@ class Outcome:
     #: Positional and keyword arguments after the call.
     arguments: Arguments
     random: Random
+    #: Which results share memory with what.
+    sharing: tuple[Relation, set[str]] = field(default_factory=lambda: ({}, set()))
+    #: None: not asked for, or nothing that the call made requires grad.
+    gradients: Gradients | None = None
 
 
 @dataclass
@@ -54,6 +66,9 @@ class Start:
         self.owners = inputs.owners(fn, arguments)
         self.random = Random()
         self.notes: list[str] = []
+        #: Tensors that eager changed, and attributes, items and gradients, as eager left them.
+        self.written: list[Written] = []
+        self.changed: dict[str, Any] = {}
         self._clones = self.clone(arguments)
         self._clone_state = State(holders(self._clones))
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
@@ -61,6 +76,7 @@ class Start:
         self._named = dict(named_state(self.owners))
         self._tensors = self._state.tensors()
         self._mode = CopyBeforeWrite()
+        self._untouched: dict[int, torch.Tensor] = {}
 
     def clone(self, arguments: Arguments) -> Arguments:
         """Copy arguments; what could not be copied faithfully is added to ``notes``."""
@@ -68,40 +84,63 @@ class Start:
         self.notes += notes
         return copied  # type: ignore[no-any-return]
 
-    def run_eager(self) -> tuple[Outcome, list[Written]]:
-        """Run eager on the clones and put back all state that it changed, but for random numbers."""
-        value, error = None, None
+    def leaves(self, arguments: Arguments) -> list[Leaf]:
+        """What gradients are taken with respect to in a run on ``arguments``; to be called before it."""
+        return gradients.leaves(arguments, self._named.items())
+
+    def sharing(self, value: Any, arguments: Arguments) -> tuple[Relation, set[str]]:
+        """Which tensors in a result share memory with arguments, state or each other."""
+        given = [*inputs.named_arguments(arguments), *named_state(self.owners)]
+        return aliasing.relation(given, inputs.named_tensors(value, "out"))
+
+    def run_eager(self, *, differentiate: bool = False, twice: bool = False) -> Outcome:
+        """Run eager on the clones and put back all state that it changed, but for random numbers.
+
+        With ``differentiate`` its gradients are taken too, if anything that it made requires grad; with
+        ``twice`` those of the gradients as well.
+        """
+        value, error, found = None, None, None
         args, kwargs = self._clones
+        leaves = self.leaves(self._clones) if differentiate else []
+        sharing: tuple[Relation, set[str]] = ({}, set())
         try:
             with torch.compiler.set_stance("force_eager"), self._mode:
                 value = self.fn(*args, **kwargs)
         except Exception as raised:
             error = raised
+        after = Random()
+        try:
+            if error is None:
+                sharing = self.sharing(value, self._clones)
+            self._remember()
+            if differentiate and error is None and gradients.differentiable(value, self._clones, leaves)[0]:
+                with torch.compiler.set_stance("force_eager"), self._mode:
+                    found = gradients.differentiate(value, self._clones, leaves, twice=twice)
         finally:
-            after = Random()
             value = inputs.detach(value)
             self._clone_contents = self._mode.split_off(self._clones, self.owners)
-            written = self._written()
             self._mode.restore()
             self._state.restore()
-        return Outcome(value, error, self._clones, after), written
+        self._untouched = fingerprints(t for t in self._tensors if not self.writes(t))
+        return Outcome(value, error, self._clones, after, sharing, found)
 
-    def _written(self) -> list[Written]:
-        found = []
+    def _remember(self) -> None:
+        """Keep what eager left in state, before it is put back."""
         named = dict(named_state(self.owners))
         told = set()
         for path, tensor in named.items():
             if tensor is not self._named.get(path):
-                found.append(Written(path, inputs.detach(tensor)))
+                self.written.append(Written(path, inputs.detach(tensor)))
             elif _torch.storage_key(tensor) in self._mode.before:
-                found.append(Written(path, inputs.detach(tensor), tensor))
+                self.written.append(Written(path, inputs.detach(tensor), tensor))
                 told.add(_torch.storage_key(tensor))
-        for tensor in self._tensors:
+        for number, tensor in enumerate(self._tensors):
             key = _torch.storage_key(tensor)
             if key in self._mode.before and key not in told:
-                found.append(Written("a tensor that the function holds,", inputs.detach(tensor), tensor))
+                self.written.append(Written(f"tensor {number} that the function holds", inputs.detach(tensor), tensor))
                 told.add(key)
-        return found
+        now = {path: now for path, (_, now) in self._state.changed().items()}
+        self.changed = inputs.detach(now)
 
     def now(self, written: Written) -> torch.Tensor | None:
         """What a changed tensor holds at present; None: there is no such attribute any more."""
@@ -109,6 +148,24 @@ class Start:
             return written.tensor.detach()
         found = dict(named_state(self.owners)).get(written.path)
         return None if found is None else found.detach()
+
+    def differences(self) -> Iterator[tuple[str, Any, Any]]:
+        """Attributes, items and gradients that eager or the run since `rewind` changed: (path, now, eager's)."""
+        for path, (then, now) in self._state.changed(self.changed).items():
+            yield path, now, self.changed.get(path, then)
+
+    def meddled(self) -> Iterator[str]:
+        """Names of the tensors of state that differ from the start though eager did not change them."""
+        names = {_torch.storage_key(tensor): path for path, tensor in self._named.items()}
+        tensors = {_torch.storage_key(tensor): (number, tensor) for number, tensor in enumerate(self._tensors)}
+        for key, before in self._untouched.items():
+            number, tensor = tensors.get(key, (0, None))
+            if tensor is not None and not torch.equal(before, fingerprint(tensor.untyped_storage())):
+                yield names.get(key, f"tensor {number} that the function holds")
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether eager wrote to what a tensor from before the call holds."""
+        return _torch.storage_key(tensor) in self._mode.before
 
     def rewind(self) -> None:
         """Bring state and random numbers back to the start."""

@@ -6,6 +6,8 @@ import copy
 import random
 import sys
 import types
+from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from pytest_dynamo._torch import storage_key
 from pytest_dynamo.inputs import CONTAINERS
 from pytest_dynamo.inputs import STATEFUL
 from pytest_dynamo.inputs import has_attributes
+from pytest_dynamo.inputs import named
 from pytest_dynamo.inputs import state_tensors
 from pytest_dynamo.inputs import walk
 
@@ -95,11 +98,24 @@ def _fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
 
 
 def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers of modules, with the names that reports use."""
-    for owner in owners:
+    """Parameters and buffers of modules and tensors that a function holds, with the names that reports use."""
+    for prefix, owner in named_owners(owners):
         if isinstance(owner, torch.nn.Module):
-            yield from ((f"parameter {name}", tensor) for name, tensor in owner.named_parameters())
-            yield from ((f"buffer {name}", tensor) for name, tensor in owner.named_buffers())
+            yield from ((f"parameter {prefix}{name}", tensor) for name, tensor in owner.named_parameters())
+            yield from ((f"buffer {prefix}{name}", tensor) for name, tensor in owner.named_buffers())
+        elif isinstance(owner, torch.Tensor):
+            yield f"{prefix.rstrip('.')} that the function holds", owner
+
+
+def named_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Owners with what stands before the names in them: nothing for the only module, else class and number."""
+    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+    counts: Counter[str] = Counter()
+    for owner in owners:
+        name = "tensor" if isinstance(owner, torch.Tensor) else type(owner).__name__
+        counts[name] += 1
+        number = str(counts[name]) if counts[name] > 1 else ""
+        yield "" if len(modules) == 1 and owner is modules[0] else f"{name}{number}.", owner
 
 
 def holders(tree: Any) -> list[Any]:
@@ -115,47 +131,105 @@ def _stateful(value: Any) -> bool:
     return isinstance(value, (*STATEFUL, types.FunctionType))
 
 
+class Gone:
+    """Stands for what is not there."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+GONE = Gone()
+
+#: What every module has in ``__dict__`` besides its own attributes: hooks, parameters, buffers, modules.
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
 class State:
     """Python-side state of owners: attributes, content of containers, gradients, optimizer state."""
 
     def __init__(self, owners: list[Any]) -> None:
         self.owners = owners
-        self._attributes: list[tuple[Any, type, dict[str, Any]]] = []
-        self._containers: list[tuple[Any, Any]] = []
+        self._attributes: list[tuple[str, Any, type, dict[str, Any]]] = []
+        self._containers: list[tuple[str, Any, Any]] = []
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self._held: list[torch.Tensor] = []
         seen: dict[int, Any] = {}
-        modules = {id(m): m for o in owners if isinstance(o, torch.nn.Module) for m in o.modules()}
-        for module in modules.values():
-            self._keep(module, seen)
-        for owner in owners:
+        kept: set[int] = set()
+        for prefix, owner in named_owners(owners):
+            if isinstance(owner, torch.nn.Module):
+                for name, module in owner.named_modules():
+                    if id(module) not in kept:
+                        kept.add(id(module))
+                        self._keep(module, f"{prefix}{name}." if name else prefix, seen)
+        for prefix, owner in named_owners(owners):
             if isinstance(owner, torch.optim.Optimizer):
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
             elif not isinstance(owner, (torch.nn.Module, torch.Tensor)):
-                self._keep(owner, seen)
+                self._keep(owner, prefix, seen)
             for tensor in state_tensors(owner):
                 if torch.nn.parameter.is_lazy(tensor):
                     self._lazy.append((tensor, type(tensor)))
                 elif tensor.is_leaf:
                     self._tensors[id(tensor)] = (tensor, tensor.grad, tensor.requires_grad, tensor.detach())
 
-    def _keep(self, owner: Any, seen: dict[int, Any]) -> None:
+    def _keep(self, owner: Any, prefix: str, seen: dict[int, Any]) -> None:
         """Keep what ``owner`` holds, and what containers and objects in it hold, at any depth."""
+        inside: Iterator[tuple[str, Any]]
         if isinstance(owner, STATEFUL):
-            self._attributes.append((owner, type(owner), dict(vars(owner))))
-        for value in walk(list(vars(owner).values()) if isinstance(owner, STATEFUL) else owner, seen):
+            self._attributes.append((prefix, owner, type(owner), dict(vars(owner))))
+            inside = (found for name, held in vars(owner).items() for found in named(held, prefix + name, seen))
+        else:
+            inside = named(owner, prefix.rstrip("."), seen)
+        for path, value in inside:
             if isinstance(value, torch.Tensor):
                 self._held.append(value)
             if isinstance(value, CONTAINERS):
-                self._containers.append((value, copy.copy(value)))
+                self._containers.append((path, value, copy.copy(value)))
             elif isinstance(value, torch.Generator):
                 self._generators.append((value, value.get_state()))
             elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
-                self._attributes.append((value, type(value), dict(vars(value))))
+                self._attributes.append((f"{path}.", value, type(value), dict(vars(value))))
+
+    def changed(self, also: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
+        """What Python-side state differs from the start, and what is asked for: (then, now) by path.
+
+        Parameters and buffers of modules are tensors and not told here; `named_state` knows them.
+        """
+        wanted = set(also)
+        found: dict[str, tuple[Any, Any]] = {}
+        for prefix, owner, _, values in self._attributes:
+            own = vars(owner)
+            ours = _OF_EVERY_MODULE if isinstance(owner, torch.nn.Module) else ()
+            for name in {**values, **own}:
+                then, now = values.get(name, GONE), own.get(name, GONE)
+                if (
+                    name not in ours
+                    and not _torch.is_compilers(name)
+                    and (then is not now or (wanted and f"{prefix}{name}" in wanted))
+                ):
+                    found[f"{prefix}{name}"] = (then, now)
+        for path, container, content in self._containers:
+            if path.rpartition(".")[2] not in _OF_EVERY_MODULE and (path in wanted or _differs(container, content)):
+                found[path] = (content, container)
+        names = {id(tensor): path for path, tensor in named_state(self.owners)}
+        prefixes = {id(owner): prefix for prefix, owner in named_owners(self.owners)}
+        for optimizer, state, _ in self._optimizers:
+            for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                path = f"{prefixes[id(optimizer)]}state of {names.get(id(parameter), f'parameter {number}')}"
+                kept, held = state.get(parameter, {}), optimizer.state.get(parameter, {})
+                if path in wanted or _differs(held, kept):
+                    found[path] = (kept, held)
+        for key, (tensor, grad, requires_grad, _) in self._tensors.items():
+            name = names.get(key, "a tensor that the function holds")
+            flags = (requires_grad, tensor.requires_grad)
+            for what, then, now in (("grad", grad, tensor.grad), ("requires_grad", *flags)):
+                if then is not now or (wanted and f"{name}.{what}" in wanted):
+                    found[f"{name}.{what}"] = (GONE if then is None else then, GONE if now is None else now)
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors that were there when this was made: of owners, of objects in them, gradients."""
@@ -164,9 +238,9 @@ class State:
         return [*own, *self._held, *grads]
 
     def restore(self) -> None:
-        for container, content in self._containers:
+        for _, container, content in self._containers:
             _refill(container, content)
-        for owner, cls, values in self._attributes:
+        for _, owner, cls, values in self._attributes:
             if type(owner) is not cls:
                 owner.__class__ = cls
             own = vars(owner)
@@ -198,19 +272,56 @@ class State:
                 tensor.requires_grad_(requires_grad)
 
 
+def _differs(container: Any, content: Any) -> bool:
+    """Whether a dict, list, set or deque holds other objects than ``content``, or in another order."""
+    if isinstance(container, dict):
+        return list(container) != list(content) or any(container[k] is not content[k] for k in content)
+    if isinstance(container, set):
+        return bool(container != content)
+    return len(container) != len(content) or any(a is not b for a, b in zip(container, content))
+
+
 def _refill(container: Any, content: Any) -> None:
     """Give a dict, list, set or deque its former content, in place and only if it differs."""
-    if isinstance(container, dict):
-        if list(container) != list(content) or any(container[k] is not content[k] for k in content):
-            container.clear()
-            container.update(content)
-    elif isinstance(container, set):
-        if container != content:
-            container.clear()
-            container.update(content)
-    elif len(container) != len(content) or any(a is not b for a, b in zip(container, content)):
-        container.clear()
+    if not _differs(container, content):
+        return
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(content)
+    else:
         container.extend(content)
+
+
+# -- what nobody wrote to ------------------------------------------------------------------------------
+
+
+def fingerprints(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Sums over the bytes of every storage, by storage: a change of a storage shows in them.
+
+    They take a thousandth of the memory of a copy.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        key = storage_key(tensor)
+        if key is not None and key not in found:
+            found[key] = fingerprint(tensor.untyped_storage())
+    return found
+
+
+#: Words of 8 bytes in a row; rows and columns are summed, so that an exchange of two words shows too.
+_ROW = 1024
+
+
+def fingerprint(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Sums of a storage's bytes, taken as integers, over the rows and columns of a table."""
+    with torch.no_grad(), torch.inference_mode(False):
+        raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        whole = len(raw) // (8 * _ROW) * 8 * _ROW
+        rest = raw[whole:].clone()
+        if not whole:
+            return rest
+        table = raw[:whole].view(torch.int64).view(-1, _ROW)
+        return torch.cat([table.sum(0).view(torch.uint8), table.sum(1).view(torch.uint8), rest])
 
 
 # -- random numbers -------------------------------------------------------------------------------

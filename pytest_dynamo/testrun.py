@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pytest_dynamo.errors import ParityError
 from pytest_dynamo.events import CompileEvent
@@ -34,6 +35,10 @@ from pytest_dynamo.summary import summarize
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import Uncompiled
 from pytest_dynamo.verdict import rewritten_message
+
+
+if TYPE_CHECKING:
+    from pytest_dynamo.kept import Kept
 
 
 @dataclass
@@ -82,6 +87,8 @@ class TestRun:
         self.loose = Group()
         self.functions: list[FunctionRun] = []
         self.checks: list[Check] = []
+        #: Results of earlier calls; made with the first function, as it needs torch.
+        self.kept: Kept | None = None
         self.parity_errors: list[ParityError] = []
         self.findings: list[Finding] = []
         self.not_checked: dict[str, None] = {}

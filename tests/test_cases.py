@@ -38,7 +38,6 @@ from pytest_dynamo.observer import Observer
 from pytest_dynamo.places import Places
 from pytest_dynamo.record import Observation
 from pytest_dynamo.settings import Settings
-from pytest_dynamo.settings import Tolerances
 from pytest_dynamo.summary import Group
 from pytest_dynamo.summary import summarize
 from pytest_dynamo.testrun import TestRun
@@ -51,15 +50,15 @@ FALLBACK = "parity judged with fallback_random"
 ROUNDING = "closer to an fp64 reference than eager"
 
 #: What the plugin's checks call the kinds of difference that a case names. Kinds without a name here
-#: are no failure: a subclass of eager's exception is what ``except`` in user code wants, and gradients
-#: are not compared by this version.
+#: are no failure: a subclass of eager's exception is what ``except`` in user code wants, and second
+#: derivatives are compared on demand only.
 KINDS = {
-    "values": {"values", "mutation"},
+    "values": {"values", "mutation", "state"},
     "rng": {"rng", "values"},
     "missing-exception": {"exception"},
     "extra-exception": {"exception"},
     "exception-class": set(),
-    "grad": set(),
+    "grad": {"grad"},
     "backward": set(),
 }
 
@@ -239,7 +238,7 @@ def compare(name: str, variant: Variant, observer: Observer) -> Compared:
     """
     case, fn, calls = prepare(name)
     run = TestRun(name, Settings(), observer, Places(FOLDER))
-    checker = Checker(fn, variant, Tolerances(), run)
+    checker = Checker(fn, variant, run)
     run.functions.append(checker.function)
     fast = CompiledFunction(checker)
     results: list[Any] = []

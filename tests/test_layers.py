@@ -38,7 +38,12 @@ LAYERS = [
     Layer("writers", frozenset({"terminal", "jsonreport"}), frozenset({"words"})),
     Layer(
         "engine",
-        frozenset({"_torch", "observer", "inputs", "state", "parity", "isolation", "start", "reference"}),
+        frozenset(
+            {
+                *("_torch", "observer", "inputs", "state", "parity", "isolation", "start", "reference"),
+                *("gradients", "aliasing", "judge", "kept"),
+            }
+        ),
         frozenset({"words"}),
     ),
     Layer(
@@ -53,7 +58,9 @@ LAYERS = [
     ),
 ]
 #: Modules that may import torch when they are imported, and those that may import pytest.
-TORCH = frozenset({"inputs", "state", "parity", "start", "reference", "calls"})
+TORCH = frozenset(
+    {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept"}
+)
 PYTEST = frozenset({"options", "collection", "fixtures", "watch", "session", "plugin"})
 #: Modules that are imported by every run of pytest: they import nothing heavy of ours either.
 ALWAYS = frozenset({"plugin", "options", "fixtures"})

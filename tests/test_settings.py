@@ -7,8 +7,9 @@ import pytest
 from pytest_dynamo.settings import BENCHMARK_LIMITS
 from pytest_dynamo.settings import LIMIT_FIELDS
 from pytest_dynamo.settings import MARKER_FIELDS
+from pytest_dynamo.settings import PARITY_FIELDS
 from pytest_dynamo.settings import RUN_FIELDS
-from pytest_dynamo.settings import TOLERANCE_FIELDS
+from pytest_dynamo.settings import Checks
 from pytest_dynamo.settings import Limits
 from pytest_dynamo.settings import Run
 from pytest_dynamo.settings import Settings
@@ -74,9 +75,31 @@ def test_measures_take_numbers_from_zero(name: str, value: float | None) -> None
 )
 def test_numbers_refuse_everything_else(cls: type, value: object, message: str) -> None:
     """A negative number, NaN, a bool or a text is refused for measures and tolerances."""
-    for name in NUMBERS if cls is Limits else TOLERANCE_FIELDS:
+    for name in NUMBERS if cls is Limits else ("rtol", "atol", "max_error_ratio"):
         with pytest.raises(SettingsError, match=f"^{name} {message}$"):
             cls(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grad": "triple"}, "grad must be True, False, None or \"double\", not 'triple'"),
+        ({"grad": 1}, 'grad must be True, False, None or "double", not 1'),
+        ({"check_alias": None}, "check_alias must be True or False, not None"),
+        ({"check_stride": 0}, "check_stride must be True or False, not 0"),
+    ],
+)
+def test_what_is_checked_refuses_everything_else(given: dict[str, object], message: str) -> None:
+    """Switches are switches: 1, 0 and None are no truth values, and there is no third derivative."""
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        Checks(**given)
+
+
+def test_what_is_checked() -> None:
+    """Gradients and aliasing are compared by default, strides on demand."""
+    assert Checks() == Checks(grad=None, check_alias=True, check_stride=False)
+    assert {Checks(grad=value).grad for value in (None, True, False, "double")} == {None, True, False, "double"}
+    assert Settings().override({"check_stride": True, "grad": False}).checks == Checks(grad=False, check_stride=True)
 
 
 def test_settings_error_is_a_value_error() -> None:
@@ -130,5 +153,6 @@ def test_marker_fields_are_those_of_the_documentation() -> None:
     assert RUN_FIELDS == ("backend", "mode", "dynamic", "fullgraph", "options")
     assert (*COUNTS, *NUMBERS) == LIMIT_FIELDS
     assert set(BENCHMARK_LIMITS) == {"max_memory_ratio", "min_speedup"}
-    assert (*RUN_FIELDS, *LIMIT_FIELDS, *TOLERANCE_FIELDS, "allow_uncompiled") == MARKER_FIELDS
+    assert PARITY_FIELDS == ("rtol", "atol", "max_error_ratio", "grad", "check_alias", "check_stride")
+    assert (*RUN_FIELDS, *LIMIT_FIELDS, *PARITY_FIELDS, "allow_uncompiled") == MARKER_FIELDS
     assert len(set(MARKER_FIELDS)) == len(MARKER_FIELDS)

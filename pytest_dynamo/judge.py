@@ -1,0 +1,232 @@
+"""Compares runs of one call with eager's, and tells rounding and chance from faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_dynamo import aliasing
+from pytest_dynamo import gradients
+from pytest_dynamo.parity import Pairs
+from pytest_dynamo.parity import compare
+from pytest_dynamo.record import Check
+from pytest_dynamo.reference import BUDGETS
+from pytest_dynamo.reference import Float64
+from pytest_dynamo.reference import within_rounding
+from pytest_dynamo.settings import Checks
+from pytest_dynamo.settings import Tolerances
+from pytest_dynamo.start import Arguments
+from pytest_dynamo.start import Outcome
+from pytest_dynamo.start import Start
+from pytest_dynamo.state import GONE
+from pytest_dynamo.state import Random
+
+
+@dataclass
+class Look:
+    """One run of a call and how it compares with eager's."""
+
+    outcome: Outcome
+    checks: list[Check] = field(default_factory=list)
+    #: Tensors that were compared, this run's and eager's, by path.
+    pairs: Pairs = field(default_factory=Pairs)
+    #: What is told and not judged.
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        return any(check.passed is False for check in self.checks)
+
+
+class Judge:
+    """Knows what eager did in one call, and judges by it any other run of that call."""
+
+    def __init__(self, start: Start, eager: Outcome, tolerances: Tolerances, wanted: Checks, call: int) -> None:
+        self.start = start
+        self.eager = eager
+        self.call = call
+        self._tolerances = tolerances
+        self._wanted = wanted
+        self._references: dict[str, torch.Tensor] = {}
+        self._no_reference = "no float64 reference"
+        self._unstable: set[str] | None = None
+
+    # -- one run --
+
+    def look(self, fn: Callable[..., Any], arguments: Arguments, *, differentiate: bool = False) -> Look:
+        """Run ``fn`` on ``arguments``, everything being at the start, and compare.
+
+        Args:
+            fn: the function, compiled in one way or another.
+            arguments: the caller's own, or clones of them.
+            differentiate: take and compare gradients too. Not on the caller's own arguments: the graph
+                of what they gave is gone afterwards.
+        """
+        args, kwargs = arguments
+        before = self.start.leaves(arguments) if differentiate else []
+        try:
+            value = fn(*args, **kwargs)
+        except Exception as error:
+            return Look(Outcome(None, error, arguments, Random()))
+        look = Look(Outcome(value, None, arguments, Random(), self.start.sharing(value, arguments)))
+        if self.eager.error is not None:
+            return look
+        look.checks = list(self._compare(look))
+        if differentiate and self.eager.gradients is not None:
+            found = gradients.differentiate(
+                value, arguments, before, like=self.eager.gradients, twice=self._wanted.grad == "double"
+            )
+            look.outcome.gradients = found
+            look.checks += self._gradients(found, look.pairs)
+        return look
+
+    def _compare(self, look: Look) -> Iterator[Check]:
+        outcome, eager = look.outcome, self.eager
+        yield from self._values(outcome.value, eager.value, "out", look)
+        for number, (actual, expected) in enumerate(zip(outcome.arguments[0], eager.arguments[0])):
+            yield from self._left(actual, expected, f"args[{number}]", look.pairs, "mutation")
+        for name, expected in eager.arguments[1].items():
+            yield from self._left(outcome.arguments[1][name], expected, name, look.pairs, "mutation")
+        for state in self.start.written:
+            path = f"{state.path} after the call"
+            yield from self._left(self.start.now(state), state.after.detach(), path, look.pairs, "state")
+        for path, now, expected in self.start.differences():
+            if now is GONE or expected is GONE:
+                if now is not expected:
+                    sides = ("nothing", "something") if now is GONE else ("something", "nothing")
+                    note = f"compiled left {sides[0]} there, eager {sides[1]}"
+                    yield Check("state", f"{path} after the call", self.call, False, note=note)
+            else:
+                yield from self._left(now, expected, f"{path} after the call", look.pairs, "state")
+        for path in self.start.meddled():
+            note = "compiled changed it, eager left it alone"
+            yield Check("state", f"{path} after the call", self.call, False, note=note)
+        for name in outcome.random.changed(eager.random):
+            if name in ("random", "numpy.random"):
+                note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
+                yield Check("rng", name, self.call, False, note=note)
+        if self._wanted.check_alias:
+            yield from aliasing.compare_relations(outcome.sharing, eager.sharing, self.call)
+
+    def _values(self, actual: Any, expected: Any, path: str, look: Look) -> Iterator[Check]:
+        yield from compare(actual, expected, tolerances=self._tolerances, call=self.call, path=path, pairs=look.pairs)
+        for where, (a, e) in list(look.pairs.items()):
+            if not _strides_differ(a, e):
+                continue
+            told = f"compiled's strides are {tuple(a.stride())}, eager's {tuple(e.stride())}"
+            if self._wanted.check_stride:
+                yield Check("stride", where, self.call, False, note=told)
+            elif a.is_contiguous() != e.is_contiguous():
+                look.notes.append(f"{where}: {told}")
+
+    def _left(self, actual: Any, expected: Any, path: str, pairs: Pairs, what: str) -> Iterator[Check]:
+        """Compare what a run left in an argument or in state."""
+        if actual is expected:
+            return  # an object that could not be copied: both sides worked on the same
+        found = compare(actual, expected, tolerances=self._tolerances, call=self.call, path=path, pairs=pairs)
+        judged = [replace(check, what=what) for check in found if check.passed is not None]
+        failed = [check for check in judged if not check.passed]
+        if failed:
+            yield from failed
+        elif judged:
+            worst = max(judged, key=lambda check: check.max_abs or 0.0)
+            yield replace(worst, path=path)
+        if what == "state":
+            yield from (check for check in found if check.passed is None)
+
+    def _gradients(self, found: gradients.Gradients, pairs: Pairs) -> Iterator[Check]:
+        def close(actual: torch.Tensor, expected: torch.Tensor, path: str) -> Iterator[Check]:
+            for check in compare(actual, expected, tolerances=self._tolerances, call=self.call, path=path, pairs=pairs):
+                yield replace(check, what="grad")
+
+        assert self.eager.gradients is not None
+        if found.error is None and not found.values:
+            return  # other outputs require grad than eager's: told already
+        yield from gradients.compare_gradients(found, self.eager.gradients, self.call, close)
+
+    # -- the verdict --
+
+    def settle(self, checks: list[Check], pairs: Pairs) -> list[Check]:
+        """Excuse what is only rounding, or what eager does not agree with itself about."""
+        if _failed(checks):
+            checks = self._by_float64(checks, pairs)
+        if _failed(checks):
+            checks = self._unless_nondeterministic(checks)
+        return checks
+
+    def _by_float64(self, checks: list[Check], pairs: Pairs) -> list[Check]:
+        """Tell rounding from faults by a run of the same call in float64."""
+        doubtful = {check.path for check in checks if check.passed is False and check.max_abs is not None}
+        doubtful = {path for path in doubtful & pairs.keys() if pairs[path][1].dtype in BUDGETS}
+        if not doubtful or (self._tolerances.rtol, self._tolerances.atol) != (None, None):
+            return checks
+        if not doubtful <= self._references.keys():
+            self._run_float64(doubtful)
+        return [self._rejudged(c, pairs) if c.path in doubtful else c for c in checks]
+
+    def _run_float64(self, paths: set[str]) -> None:
+        """Keep references for ``paths`` from a run in float64."""
+        wide = any(path.startswith("grad of ") for path in paths)
+        with self.start.again() as arguments:
+            try:
+                with torch.compiler.set_stance("force_eager"), Float64():
+                    look = self.look(self.start.fn, arguments, differentiate=wide)
+            except Exception as error:
+                self._no_reference = f"no float64 reference: {told(error)}"
+                return
+            if look.outcome.error is not None:
+                self._no_reference = f"no float64 reference: {told(look.outcome.error)}"
+            elif look.outcome.gradients is not None and look.outcome.gradients.error is not None:
+                self._no_reference = f"no float64 reference: {told(look.outcome.gradients.error)}"
+            # State is put back when this block ends: copy what it holds.
+            for path in paths & look.pairs.keys():
+                self._references[path] = look.pairs[path][0].detach().clone()
+
+    def _rejudged(self, check: Check, pairs: Pairs) -> Check:
+        reference = self._references.get(check.path)
+        if check.passed is not False or check.max_abs is None:
+            return check
+        if reference is None or (check.what == "values" and reference.dtype == pairs[check.path][1].dtype):
+            return replace(check, note=f"{check.note} ({self._no_reference})")
+        verdict = within_rounding(*pairs[check.path], reference, self._tolerances.max_error_ratio)
+        if verdict.passed:
+            return replace(check, passed=True, error_ratio=verdict.ratio, note=verdict.note)
+        return replace(check, error_ratio=verdict.ratio, note=f"{check.note}; {verdict.note}")
+
+    def _unless_nondeterministic(self, checks: list[Check]) -> list[Check]:
+        """Withdraw judgement where eager does not agree with eager on the same arguments."""
+        if self._unstable is None:
+            with self.start.again() as arguments, torch.compiler.set_stance("force_eager"):
+                again = self.look(self.start.fn, arguments, differentiate=self.eager.gradients is not None)
+            self._unstable = {check.path for check in again.checks if check.passed is False}
+        note = "not deterministic: eager differs from eager on the same arguments"
+        return [
+            replace(c, passed=None, note=note) if c.passed is False and c.path in self._unstable else c for c in checks
+        ]
+
+
+def _strides_differ(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two strided tensors of one shape have other strides in dimensions that hold more than one element."""
+    if actual.layout is not torch.strided or expected.layout is not torch.strided or actual.shape != expected.shape:
+        return False
+    if actual.is_nested or not actual.numel():
+        return False
+    return any(n > 1 and a != e for n, a, e in zip(actual.shape, actual.stride(), expected.stride()))
+
+
+def _failed(checks: list[Check]) -> bool:
+    return any(check.passed is False for check in checks)
+
+
+def told(error: Exception | None) -> str:
+    """What came of a run, in one line."""
+    if error is None:
+        return "returned a value"
+    text = " ".join(str(error).split())
+    return f"raised {type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
