@@ -417,15 +417,20 @@ def _made_by_dynamo(fn: Any) -> bool:
 
 def with_fallback_random(kwargs: dict[str, Any]) -> dict[str, Any]:
     """``torch.compile`` keywords under which inductor draws the random numbers that eager draws."""
+    # CUDA graphs change no numbers, and their warm-up calls would draw more of them.
+    return with_options(kwargs, {"fallback_random": True, "triton.cudagraphs": False})
+
+
+def with_options(kwargs: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``torch.compile`` keywords for inductor with other options, which it refuses beside a mode."""
     import torch._inductor
 
+    kwargs = dict(kwargs)
     mode = kwargs.pop("mode", None)
     options = dict(kwargs.pop("options", None) or {})
     if mode is not None:
         options = {**torch._inductor.list_mode_options(mode, kwargs.get("dynamic")), **options}
-    # CUDA graphs change no numbers, and their warm-up calls would draw more of them.
-    options.update({"fallback_random": True, "triton.cudagraphs": False})
-    return {**kwargs, "options": options}
+    return {**kwargs, "options": {**options, **changes}}
 
 
 def last_call_replayed() -> bool | None:
@@ -531,6 +536,17 @@ def is_operator(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload)
 
 
+def in_backward() -> bool:
+    """Whether the autograd engine is at work in this thread."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def casts(func: Any) -> bool:
+    return str(func) == "aten._to_copy.default"
+
+
 def reinterprets_bits(func: Any) -> bool:
     return str(func) == "aten.view.dtype"
 
@@ -539,6 +555,27 @@ def draws_random_numbers(func: Any) -> bool:
     import torch
 
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def is_dropout(func: Any) -> bool:
+    return str(func) == "aten.native_dropout.default"
+
+
+#: Operations whose results hold nothing but numbers of their operands.
+_COPYING = frozenset(
+    {
+        *("clone", "copy_", "cat", "stack", "index", "index_select", "gather", "embedding", "where", "fill_", "zero_"),
+        *("neg", "abs", "relu", "sort", "topk", "max", "min", "amax", "amin", "maximum", "minimum", "flip", "roll"),
+        *("constant_pad_nd", "repeat", "max_pool2d_with_indices", "threshold_backward", "zeros_like", "ones_like"),
+        *("full_like", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full", "masked_fill", "clamp"),
+        *("slice_backward", "select_backward", "index_put", "index_put_", "scatter", "masked_select", "tril", "triu"),
+    }
+)
+
+
+def copies(func: Any) -> bool:
+    """Whether an operation computes nothing and so rounds nothing."""
+    return func.overloadpacket.__name__ in _COPYING
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -27,7 +27,9 @@ from pytest_dynamo.kept import Result
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
 from pytest_dynamo.record import Check
+from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.record import Finding
+from pytest_dynamo.stages import locate
 from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
@@ -207,14 +209,15 @@ class Checker:
         """Keep the checks of one compiled run; raise ParityError if one failed and nothing excuses it."""
         __tracebackhide__ = True
         drew = {"torch", "torch.cuda"}.intersection(judge.eager.random.changed(judge.start.random))
-        if drew and self.variant.backend == "inductor" and look.failed:
+        apart = bool(drew) and self.variant.backend == "inductor" and look.failed
+        if apart:
             look = self._with_eager_random_numbers(judge, look)
         checks = judge.settle(look.checks, look.pairs)
         self.run.checks += checks
         self.run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
         self.run.notes.update(dict.fromkeys(look.notes))
         if any(check.passed is False for check in checks):
-            self._fail(checks, number)
+            self._fail(checks, number, self._locate(judge, apart))
 
     def _run_compiled(self, judge: Judge, arguments: Arguments, *, differentiate: bool) -> Look:
         if self.variant.uses_cudagraphs:
@@ -276,11 +279,33 @@ class Checker:
 
     # -- ending --
 
-    def _fail(self, checks: list[Check], number: int | None) -> None:
+    def _locate(self, judge: Judge, eager_random: bool) -> Diagnosis | None:
+        """Look for the first diverging stage, once in a test."""
+        run = self.run
+        if run.diagnosis is not None or not run.search.stage_timeout:
+            return None
+        try:
+            run.diagnosis = locate(
+                judge,
+                self.variant,
+                cudagraphs=self.function.cudagraphs_expected,
+                eager_random=eager_random,
+                seconds=run.search.stage_timeout,
+                around=lambda: compiling(run),
+                reset=run.observer.reset,
+            )
+        finally:
+            run.take_away()
+        return run.diagnosis
+
+    def _fail(self, checks: list[Check], number: int | None, diagnosis: Diagnosis | None) -> None:
         __tracebackhide__ = True
         graph = {1: " (CUDA-graph warm-up)", 2: " (CUDA-graph recording)", 3: " (CUDA-graph replay)"}
         where = f"call {self.function.calls}{graph[number] if number else ''}"
-        lines = [f"compiled {self.name} differs from eager in {where} [{self.variant.id}]", *parity_lines(checks)]
+        lines = [
+            f"compiled {self.name} differs from eager in {where} [{self.variant.id}]",
+            *parity_lines(checks, diagnosis),
+        ]
         raise self._noted(ParityError("\n".join(lines)))
 
     def _noted(self, error: ParityError) -> ParityError:

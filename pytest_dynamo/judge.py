@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
 from pytest_dynamo.reference import BUDGETS
 from pytest_dynamo.reference import Float64
+from pytest_dynamo.reference import OtherRounding
 from pytest_dynamo.reference import within_rounding
 from pytest_dynamo.settings import Checks
 from pytest_dynamo.settings import Tolerances
@@ -26,6 +28,10 @@ from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
 from pytest_dynamo.state import GONE
 from pytest_dynamo.state import Random
+
+
+#: Eager runs in other roundings, where the float64 run alone does not excuse a difference.
+OTHER_ROUNDINGS = 5
 
 
 @dataclass
@@ -54,6 +60,7 @@ class Judge:
         self._tolerances = tolerances
         self._wanted = wanted
         self._references: dict[str, torch.Tensor] = {}
+        self._others: dict[str, list[torch.Tensor]] = {}
         self._no_reference = "no float64 reference"
         self._unstable: set[str] | None = None
 
@@ -167,37 +174,50 @@ class Judge:
         if not doubtful or (self._tolerances.rtol, self._tolerances.atol) != (None, None):
             return checks
         if not doubtful <= self._references.keys():
-            self._run_float64(doubtful)
-        return [self._rejudged(c, pairs) if c.path in doubtful else c for c in checks]
+            self._references |= self._rerun(Float64(self.start.draws), doubtful)
+        checks = [self._rejudged(c, pairs) if c.path in doubtful else c for c in checks]
+        still = {check.path for check in checks if check.passed is False} & self._references.keys()
+        if still:
+            for seed in range(OTHER_ROUNDINGS):
+                for path, value in self._rerun(OtherRounding(seed), still).items():
+                    self._others.setdefault(path, []).append(value)
+            checks = [self._rejudged(c, pairs) if c.path in still else c for c in checks]
+            self._others.clear()
+        return checks
 
-    def _run_float64(self, paths: set[str]) -> None:
-        """Keep references for ``paths`` from a run in float64."""
-        wide = any(path.startswith("grad of ") for path in paths)
+    def _rerun(self, mode: Any, paths: set[str]) -> dict[str, torch.Tensor]:
+        """Tensors at ``paths`` from an eager run under a dispatch mode."""
+        differentiate = any(path.startswith("grad of ") for path in paths)
         with self.start.again() as arguments:
             try:
-                with torch.compiler.set_stance("force_eager"), Float64():
-                    look = self.look(self.start.fn, arguments, differentiate=wide)
-            except Exception as error:
+                with torch.compiler.set_stance("force_eager"), mode:
+                    look = self.look(self.start.fn, arguments, differentiate=differentiate)
+            except Exception as raised:
+                self._no_reference = f"no float64 reference: {told(raised)}"
+                return {}
+            found = look.outcome.gradients
+            error = look.outcome.error or (found.error if found is not None else None)
+            if error is not None:
                 self._no_reference = f"no float64 reference: {told(error)}"
-                return
-            if look.outcome.error is not None:
-                self._no_reference = f"no float64 reference: {told(look.outcome.error)}"
-            elif look.outcome.gradients is not None and look.outcome.gradients.error is not None:
-                self._no_reference = f"no float64 reference: {told(look.outcome.gradients.error)}"
             # State is put back when this block ends: copy what it holds.
-            for path in paths & look.pairs.keys():
-                self._references[path] = look.pairs[path][0].detach().clone()
+            return {path: look.pairs[path][0].detach().clone() for path in paths & look.pairs.keys()}
 
     def _rejudged(self, check: Check, pairs: Pairs) -> Check:
         reference = self._references.get(check.path)
         if check.passed is not False or check.max_abs is None:
             return check
+        first = (check.note or "").partition("\n")[0]
         if reference is None or (check.what == "values" and reference.dtype == pairs[check.path][1].dtype):
-            return replace(check, note=f"{check.note} ({self._no_reference})")
-        verdict = within_rounding(*pairs[check.path], reference, self._tolerances.max_error_ratio)
+            return replace(check, note=f"{first}\n{self._no_reference}")
+        others = self._others.get(check.path, ())
+        verdict = within_rounding(*pairs[check.path], reference, self._tolerances.max_error_ratio, others)
+        worst = check.worst
+        if worst is not None and reference.shape == pairs[check.path][1].shape:
+            value = reference[worst.index].item()
+            worst = replace(worst, float64=value if isinstance(value, float) and math.isfinite(value) else str(value))
         if verdict.passed:
-            return replace(check, passed=True, error_ratio=verdict.ratio, note=verdict.note)
-        return replace(check, error_ratio=verdict.ratio, note=f"{check.note}; {verdict.note}")
+            return replace(check, passed=True, error_ratio=verdict.ratio, note=verdict.note, worst=worst)
+        return replace(check, error_ratio=verdict.ratio, note=f"{first}\n{verdict.note}", worst=worst)
 
     def _unless_nondeterministic(self, checks: list[Check]) -> list[Check]:
         """Withdraw judgement where eager does not agree with eager on the same arguments."""

@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_dynamo.settings import Run
+    from pytest_dynamo.settings import Search
     from pytest_dynamo.settings import Settings
 
 CAPS = ("max_breaks", "max_recompiles", "max_cudagraph_skips")
@@ -56,6 +57,17 @@ def parse_reset(text: str) -> str:
     return text
 
 
+def parse_seconds(text: str) -> float:
+    """Parse a number of seconds of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of 0 or more, got {text!r}")
+    return value
+
+
 def parse_path(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
@@ -71,6 +83,7 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("modes", parse_names, "A,B", "run the tests that use `compiled` in these modes of inductor"),
     ("dynamic", parse_dynamic, "A,B", "values of torch.compile's `dynamic`: some of none, true, false"),
     ("reset", parse_reset, "test|never", "when compiled code is thrown away (default: test)"),
+    ("stage_timeout", parse_seconds, "S", "look for the first diverging stage for S seconds at most (60; 0: don't)"),
     ("json", parse_path, "FILE", "write a report as JSON"),
 )
 
@@ -144,6 +157,14 @@ def settings_from_config(config: pytest.Config) -> Settings:
         return Settings().override({name: value for name, value in values.items() if value is not None})
     except SettingsError as error:
         raise pytest.UsageError(f"pytest-dynamo: {error}") from None
+
+
+def search_from_config(config: pytest.Config) -> Search:
+    """How far to look into calls that fail."""
+    from pytest_dynamo.settings import Search
+
+    seconds = option(config, "stage_timeout")
+    return Search() if seconds is None else Search(stage_timeout=seconds)
 
 
 def chosen_run(config: pytest.Config) -> dict[str, tuple[Any, ...]]:

@@ -15,6 +15,7 @@ import torch
 
 from pytest_dynamo import _torch
 from pytest_dynamo.record import Check
+from pytest_dynamo.record import Worst
 from pytest_dynamo.settings import Tolerances
 
 
@@ -266,10 +267,11 @@ class _Comparison:
         if torch.equal(actual, expected):
             return self._check("values", path, True, max_abs=0.0)
         wrong = actual != expected
-        where = _index(wrong.flatten().nonzero()[0].item(), expected.shape)
-        a, e = actual[where].item(), expected[where].item()
-        note = f"{_share(int(wrong.sum().item()), expected)} differ; first at {_at(where)}: compiled {a}, eager {e}"
-        return self._check("values", path, False, note, max_abs=float(abs(a - e)))
+        off = (actual.to(torch.float64) - expected.to(torch.float64)).abs()
+        where = _index(torch.where(wrong, off, -1.0).argmax().item(), expected.shape)
+        worst = Worst(where, _plain(actual[where].item()), _plain(expected[where].item()))
+        note = f"{_share(int(wrong.sum().item()), expected)} differ"
+        return self._check("values", path, False, note, max_abs=off.max().item(), worst=worst)
 
     def _close(self, actual: torch.Tensor, expected: torch.Tensor, path: str, rtol: float, atol: float) -> Check:
         if expected.numel() == 0 or _bitwise(actual, expected):
@@ -286,11 +288,9 @@ class _Comparison:
             return self._check("values", path, True, **numbers)
         number, worst = max(enumerate(parts), key=lambda part: part[1].score)
         where = _index(number * _PART + worst.index, expected.shape)
-        note = (
-            f"{_share(wrong, expected)} differ by more than atol={atol:g} + rtol={rtol:g} * |eager|; "
-            f"worst at {_at(where)}: compiled {actual[where].item():.9g}, eager {expected[where].item():.9g}"
-        )
-        return self._check("values", path, False, note, **numbers)
+        note = f"{_share(wrong, expected)} differ by more than atol={atol:g} + rtol={rtol:g} * |eager|"
+        found = Worst(where, _plain(actual[where].item()), _plain(expected[where].item()))
+        return self._check("values", path, False, note, worst=found, **numbers)
 
 
 def _bitwise(actual: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -299,6 +299,13 @@ def _bitwise(actual: torch.Tensor, expected: torch.Tensor) -> bool:
         return torch.equal(actual, expected)
     except RuntimeError:
         return False
+
+
+def _plain(value: Any) -> float | int | str:
+    """A number as JSON knows it; others, infinite ones and NaN as text."""
+    if isinstance(value, (bool, complex)) or not math.isfinite(value):
+        return str(value)
+    return value  # type: ignore[no-any-return]
 
 
 #: Elements that are compared at a time.
@@ -391,7 +398,3 @@ def _index(flat: int | float, shape: torch.Size) -> tuple[int, ...]:
         out.append(rest % size)
         rest //= size
     return tuple(reversed(out))
-
-
-def _at(where: tuple[int, ...]) -> str:
-    return "its only element" if not where else str(list(where))

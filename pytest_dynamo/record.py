@@ -142,6 +142,17 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Worst:
+    """The element of a tensor that is furthest off; complex and boolean values as text."""
+
+    index: tuple[int, ...]
+    compiled: float | int | str
+    eager: float | int | str
+    #: In the float64 run, if there was one.
+    float64: float | str | None = None
+
+
+@dataclass(frozen=True)
 class Check:
     """One comparison of compiled with eager."""
 
@@ -159,6 +170,23 @@ class Check:
     max_rel: float | None = None
     error_ratio: float | None = None
     note: str | None = None
+    worst: Worst | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Since which stage of the compiler a call no longer does what eager does."""
+
+    #: The first stage that differs: ``capture``, ``AOTAutograd``, ``decompositions``, ``inductor``,
+    #: ``CUDA graphs`` or a backend by name. None: not located, ``note`` says why.
+    stage: str | None
+    #: Stages before it, which agree with eager.
+    agree: tuple[str, ...] = ()
+    #: An option of inductor under which it agrees.
+    cured_by: str | None = None
+    note: str | None = None
+    #: What torch's compiler bisector found.
+    bisected: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +195,8 @@ class Parity:
     passed: bool | None = None
     calls: int = 0
     checks: tuple[Check, ...] = ()
+    #: Of the first call that failed.
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(frozen=True)

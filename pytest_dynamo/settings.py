@@ -114,6 +114,18 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How far to look into a call that failed."""
+
+    #: Seconds to look for the first diverging stage; 0: don't.
+    stage_timeout: float = 60.0
+    #: Go on to the pass with torch's compiler bisector.
+    bisect: bool = False
+    #: Folder for scripts that show the difference without pytest.
+    artifacts: str | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that options, ini and markers say about one test."""
 

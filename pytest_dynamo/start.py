@@ -163,6 +163,11 @@ class Start:
             if tensor is not None and not torch.equal(before, fingerprint(tensor.untyped_storage())):
                 yield names.get(key, f"tensor {number} that the function holds")
 
+    @property
+    def draws(self) -> list[torch.dtype]:
+        """Dtypes in which eager drew random numbers, in order."""
+        return self._mode.draws
+
     def writes(self, tensor: torch.Tensor) -> bool:
         """Whether eager wrote to what a tensor from before the call holds."""
         return _torch.storage_key(tensor) in self._mode.before

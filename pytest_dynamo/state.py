@@ -39,6 +39,8 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         self._born: set[int] = set()
         self._off: dict[int, torch.UntypedStorage] = {}
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        #: Dtypes in which random numbers were drawn, in order.
+        self.draws: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -49,6 +51,8 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
                 self.before[key] = (storage, storage.clone())
         known = {storage_key(tensor) for tensor in _torch.tensors_in((args, kwargs))}
         out = func(*args, **kwargs)
+        if _torch.draws_random_numbers(func):
+            self.draws.append(_torch.tensors_in(out)[0].dtype)
         for tensor in _torch.tensors_in(out):
             key = storage_key(tensor)
             if key is not None and key not in known and key not in self.before:

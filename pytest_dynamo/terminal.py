@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from pytest_dynamo.record import Check
+from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.record import Finding
 from pytest_dynamo.record import Observation
 from pytest_dynamo.record import Record
@@ -44,12 +45,58 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def parity_lines(checks: Iterable[Check], limit: int = 10) -> list[str]:
-    """Return one line for each check that failed."""
+#: Lines of a message about one call that differs; the JSON report has everything.
+PARITY_LINES = 20
+
+
+def parity_lines(checks: Iterable[Check], diagnosis: Diagnosis | None = None, repro: str | None = None) -> list[str]:
+    """Return what a call did otherwise than eager: at most `PARITY_LINES` lines with the one above them."""
+    after = _diagnosis_lines(diagnosis) if diagnosis is not None else []
+    after += [f"  repro: {repro}"] if repro else []
+    room = PARITY_LINES - 2 - len(after)
     failed = [check for check in checks if check.passed is False]
-    lines = [f"  {check.path}  {check.what}: {check.note}" for check in failed[:limit]]
-    if len(failed) > limit:
-        lines.append(f"  and {len(failed) - limit} more")
+    lines: list[str] = []
+    for number, check in enumerate(failed):
+        own = _check_lines(check)
+        rest = len(failed) - number - 1
+        if len(lines) + len(own) + rest > room:
+            own = own[:1]  # the places of all, rather than everything about some
+        if len(lines) + len(own) > room:
+            lines.append(f"  and {len(failed) - number} more")
+            break
+        lines += own
+    return lines + after
+
+
+def _check_lines(check: Check) -> list[str]:
+    first, *rest = (check.note or "").splitlines() or [""]
+    numbers = [
+        f"{name} {value:.1e}" for name, value in (("max abs", check.max_abs), ("max rel", check.max_rel)) if value
+    ]
+    lines = [f"  {check.path}  {check.what}: {first}" + (f" ({', '.join(numbers)})" if numbers else "")]
+    if check.worst is not None:
+        worst = check.worst
+        where = str(list(worst.index)) if worst.index else "its only element"
+        told = f"worst at {where}: compiled {_value(worst.compiled)}, eager {_value(worst.eager)}"
+        lines.append(f"      {told}" + (f", float64 {_value(worst.float64)}" if worst.float64 is not None else ""))
+    return [*lines, *(f"      {line}" for line in rest)]
+
+
+def _value(value: float | int | str) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _diagnosis_lines(found: Diagnosis) -> list[str]:
+    if found.stage is None:
+        return [f"  first diverging stage: {found.note}"]
+    agree = f" ({', '.join(found.agree)} agree{'s' if len(found.agree) == 1 else ''} with eager)" if found.agree else ""
+    lines = [f"  first diverging stage: {found.stage}{agree}"]
+    if found.cured_by:
+        lines.append(f"      {found.cured_by} cures it: inductor keeps more precision between operations than eager")
+    elif found.note:
+        lines.append(f"      {found.note}")
+    if found.bisected:
+        lines.append(f"      bisected to {found.bisected}")
     return lines
 
 

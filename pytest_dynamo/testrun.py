@@ -25,10 +25,12 @@ from pytest_dynamo.places import Places
 from pytest_dynamo.record import Check
 from pytest_dynamo.record import CudaGraphs
 from pytest_dynamo.record import CudaGraphSkip
+from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.record import Finding
 from pytest_dynamo.record import Observation
 from pytest_dynamo.record import Parity
 from pytest_dynamo.record import Record
+from pytest_dynamo.settings import Search
 from pytest_dynamo.settings import Settings
 from pytest_dynamo.summary import Group
 from pytest_dynamo.summary import summarize
@@ -90,6 +92,9 @@ class TestRun:
         #: Results of earlier calls; made with the first function, as it needs torch.
         self.kept: Kept | None = None
         self.parity_errors: list[ParityError] = []
+        self.search = Search()
+        #: Of the first call that failed.
+        self.diagnosis: Diagnosis | None = None
         self.findings: list[Finding] = []
         self.not_checked: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -243,7 +248,7 @@ class TestRun:
             phase=phase,
             variant=self.variant.to_json() if self.variant is not None else None,
             observation=seen,
-            parity=Parity(_passed(checks), calls, merge_checks(checks)),
+            parity=Parity(_passed(checks), calls, merge_checks(checks), self.diagnosis if phase == "call" else None),
             findings=tuple(findings),
             not_checked=tuple(self.not_checked),
             notes=tuple(self.notes),

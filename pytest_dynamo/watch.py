@@ -53,6 +53,7 @@ class TestWatcher:
         self.progress = progress
         self.places = Places(config.rootpath)
         self.reset = options.option(config, "reset") or "test"
+        self.search = options.search_from_config(config)
         self.caps = tuple(cap for cap in options.CAPS if getattr(self.base.limits, cap) is not None)
         #: Records of modules that compiled something while they were imported.
         self.imports: list[Record] = []
@@ -82,6 +83,7 @@ class TestWatcher:
             pytest.fail(f"@pytest.mark.compiled: {error}", pytrace=False)
         run = TestRun(item.nodeid, settings, self.observer, self.places)
         run.uses_fixtures = ours
+        run.search = self.search
         run.progress = self.progress
         run.keeps_compiled = self.reset == "never"
         run.relaxed = tuple(name for name in self.caps if _laxer(settings, self.base, name))

@@ -19,6 +19,7 @@ import torch
 from pytest_dynamo.parity import DTYPE_TOLERANCES
 from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
+from pytest_dynamo.record import Worst
 from pytest_dynamo.settings import Tolerances
 
 
@@ -541,25 +542,27 @@ def test_numbers_of_a_check_that_passed() -> None:
 def test_note_of_floating_point_values() -> None:
     """How many, by which measure, and the worst element with both values."""
     (check,) = both(torch.tensor([[1.0, 2.0], [3.5, 14.0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    assert check.note == (
-        "2 of 4 elements differ by more than atol=1e-05 + rtol=1.3e-06 * |eager|; worst at [1, 1]: compiled 14, eager 4"
-    )
+    assert check.note == "2 of 4 elements differ by more than atol=1e-05 + rtol=1.3e-06 * |eager|"
+    assert check.worst == Worst((1, 1), 14.0, 4.0)
     assert (check.max_abs, check.max_rel) == (10.0, 2.5)
 
 
 def test_note_of_integers() -> None:
-    """The first element that differs."""
+    """The element that is furthest off; of bools the first."""
     (check,) = both(torch.tensor([[1, 2], [5, 4]]), torch.tensor([[1, 2], [3, 7]]))
-    assert check.note == "2 of 4 elements differ; first at [1, 0]: compiled 5, eager 3"
-    (check,) = both(torch.tensor(True), torch.tensor(False))
-    assert check.note == "1 of 1 elements differ; first at its only element: compiled True, eager False"
+    assert check.note == "2 of 4 elements differ"
+    assert (check.worst, check.max_abs) == (Worst((1, 1), 4, 7), 3.0)
+    (check,) = both(torch.tensor([True, True]), torch.tensor([True, False]))
+    assert check.note == "1 of 2 elements differ"
+    assert check.worst == Worst((1,), "True", "False")
+    (check,) = both(torch.tensor(2**62 + 1), torch.tensor(2**62))
+    assert check.worst == Worst((), 2**62 + 1, 2**62)
 
 
 def test_note_prefers_nan_over_large() -> None:
     """A NaN is worse than any finite difference, and the numbers stay finite."""
     (check,) = both(t(100.0, NAN), t(1.0, 2.0))
-    assert check.note is not None
-    assert check.note.endswith("worst at [1]: compiled nan, eager 2")
+    assert check.worst == Worst((1,), "nan", 2.0)
     assert check.max_abs == 99.0
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from pytest_dynamo.reference import Float64
+from pytest_dynamo.reference import OtherRounding
 from pytest_dynamo.reference import within_rounding
+from pytest_dynamo.state import CopyBeforeWrite
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -99,6 +103,153 @@ def test_everything_is_done_in_float64(fn):
         assert (got - exact).abs().max() <= (fn(x).double() - exact).abs().max()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)),
+        lambda: nn.Sequential(nn.Conv1d(8, 4, 3), nn.PReLU(), nn.ConvTranspose1d(4, 2, 2)),
+        lambda: nn.LSTM(8, 4),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 4)),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.RNN(8, 4)),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0),
+    ],
+    ids=["conv2d", "conv1d", "lstm", "gru", "rnn", "transformer"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_modules_that_check_dtypes(make, dtype):
+    """Functions that compare the dtypes of their arguments see wide ones, forward and backward."""
+    torch.manual_seed(0)
+    net = make().to(dtype)
+    x = torch.randn(2, 8, 8).to(dtype)
+    exact = copy.deepcopy(net)
+    expected = exact.double()(x.double())
+    with Float64():
+        got = net(x)
+        got = got if isinstance(got, torch.Tensor) else got[0]
+        grads = torch.autograd.grad(got.sum(), list(net.parameters()))
+    expected = expected if isinstance(expected, torch.Tensor) else expected[0]
+    assert got.dtype == torch.float64
+    assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12)
+    for grad, parameter in zip(torch.autograd.grad(expected.sum(), list(exact.parameters())), grads):
+        assert (grad - parameter).abs().max() <= torch.finfo(dtype).eps * grad.abs().max()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand_like(x * 1),
+        lambda x: torch.randn_like(x * 1),
+        lambda x: torch.empty_like(x * 1).normal_(),
+        lambda x: torch.empty(40, dtype=x.dtype).uniform_(),
+        lambda x: torch.normal(x * 1, 0.1),
+        lambda x: torch.bernoulli((x * 1).sigmoid()),
+        lambda x: nn.functional.dropout(x * 1, 0.5),
+        lambda x: torch.native_dropout(x * 1, 0.5, True)[0],
+        lambda x: torch.randn(40, dtype=x.dtype) + torch.rand_like(x.sin())[0],
+        lambda x: nn.init.trunc_normal_(torch.empty_like(x.sin())),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_numbers_are_eagers(draw, dtype):
+    """Numbers are drawn in the dtype in which eager drew them, in the same order, and go on in float64."""
+    x = torch.linspace(-1, 1, 40).to(dtype)
+    recorder = CopyBeforeWrite()
+    torch.manual_seed(0)
+    with recorder:
+        expected = draw(x)
+    torch.manual_seed(0)
+    with Float64(recorder.draws):
+        got = draw(x)
+    assert (got.double() - expected.double()).abs().max() <= 2 * torch.finfo(dtype).eps
+
+
+def test_other_roundings_move_what_rounds():
+    """Results move by about a rounding step, copies and the random numbers of the call not at all."""
+    x = torch.linspace(1, 2, 1000)
+    outs = []
+    for seed in range(2):
+        torch.manual_seed(0)
+        with OtherRounding(seed):
+            outs.append((x * 3, x.flip(0).relu(), torch.rand(4)))
+    eps = torch.finfo(torch.float32).eps
+    moved = (outs[0][0] - outs[1][0]).abs() / (x * 3)
+    assert 0 < moved.max() <= 2 * eps
+    assert (moved == 0).float().mean() > 0.2
+    assert torch.equal(outs[0][1], x.flip(0))
+    torch.manual_seed(0)
+    assert torch.equal(outs[0][2], torch.rand(4))
+    y = torch.ones(1000)
+    with OtherRounding(0):
+        y.mul_(1.1)
+    assert 0 < (y - 1.1).abs().max() <= 2 * eps
+
+
+def test_a_switched_relu_is_rounding(project):
+    """Where a unit lies so near to its threshold that rounding switches it, neither side is wrong."""
+    run = project.test(
+        """
+        import pytest, torch
+        from torch._dynamo.backends.common import aot_autograd
+
+        def f(x, w):
+            return torch.relu((x * 1.5 - x * 0.5) @ w).sum()
+
+        def other(graph, example_inputs):
+            # Another honest rounding: x * 1 instead of the difference of two rounded products.
+            class Net(torch.nn.Module):
+                def forward(self, x, w):
+                    return (torch.relu(x @ w).sum(),)
+            return aot_autograd(fw_compiler=lambda g, i: g)(torch.fx.symbolic_trace(Net()), example_inputs)
+
+        @pytest.mark.compiled(backend=other)
+        @pytest.mark.parametrize("seed", range(10))
+        def test_it(compiled, seed):
+            torch.manual_seed(seed)
+            x = torch.randn(64, 8).to(torch.bfloat16)
+            w = torch.randn(8, 16).to(torch.bfloat16).requires_grad_()
+            compiled(f)(x, w)
+        """
+    )
+    run.result.assert_outcomes(passed=10)
+
+
+def test_overflow_of_eager_is_excused():
+    """Eager overflows in float16 where compiled keeps more digits: held against the float64 run, it passes."""
+    exact = torch.linspace(1, 100, 64, dtype=torch.float64)
+    eager = exact.half()
+    eager[3] = float("inf")
+    verdict = within_rounding(exact.half(), eager, exact)
+    assert verdict.passed
+    assert "eager overflows in 1 elements" in verdict.note
+    wrong = exact.half()
+    wrong[3] = 1000.0
+    assert within_rounding(wrong, eager, exact).passed is False
+    assert within_rounding(eager, exact.half(), exact).passed is False
+    nan = exact.half()
+    nan[3] = float("nan")
+    assert within_rounding(nan, nan, exact).passed
+    assert within_rounding(nan, eager, exact).passed is False
+
+
+def test_steps_of_subnormal_numbers():
+    """Below the smallest normal number a step is absolute."""
+    exact = torch.full((64,), 3 * 2.0**-24, dtype=torch.float64)
+    assert within_rounding(exact.half() + 2.0**-24, exact.half(), exact).passed
+    assert within_rounding(exact.half() + 32 * 2.0**-24, exact.half(), exact).passed is False
+
+
+def test_a_true_value_of_zero():
+    """What is 0 in float64 and noise in eager is judged by how much eager moves in other roundings."""
+    exact = torch.full((64,), 1e-18, dtype=torch.float64)
+    noise = [torch.randn(64, generator=torch.Generator().manual_seed(seed)) * 1e-3 for seed in range(4)]
+    assert within_rounding(noise[0], noise[1], exact).passed is None
+    assert within_rounding(noise[0], noise[1], exact, others=noise[2:]).passed
+    assert within_rounding(noise[0] + 1, noise[1], exact, others=noise[2:]).passed is False
+    assert (
+        within_rounding(noise[0], noise[1] + 1, exact, others=[noise[1] + 1 + n * 1e-3 for n in noise]).passed is None
+    )
+
+
 def test_state_keeps_its_dtype():
     """Buffers that the call writes are computed wide and rounded once."""
     norm = nn.BatchNorm1d(4)
@@ -161,3 +312,21 @@ def test_faults_in_code_fail_and_tell_the_ratio(project):
     assert check["passed"] is False
     assert check["error_ratio"] > 1000
     assert "beyond rounding: " in run.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_in_float64(dtype: torch.dtype) -> None:
+    """The backward pass is wide too; gradients are rounded once or not at all."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).to(dtype)
+    x = torch.randn(16, 64).to(dtype).requires_grad_()
+    wide = copy.deepcopy(net).double()
+    exact = x.detach().double().requires_grad_()
+    with Float64():
+        out = net(x) * x.float().sum().to(dtype)
+        grads = torch.autograd.grad(out, [x, *net.parameters()], torch.ones_like(out))
+    expected = torch.autograd.grad((wide(exact) * exact.sum()).sum(), [exact, *wide.parameters()])
+    assert out.dtype == torch.float64
+    for grad, reference in zip(grads, expected):
+        error = (grad.double() - reference).norm() / reference.norm()
+        assert error < torch.finfo(dtype).eps

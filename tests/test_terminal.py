@@ -6,6 +6,7 @@ from pytest_dynamo.record import Check
 from pytest_dynamo.record import Compile
 from pytest_dynamo.record import CudaGraphs
 from pytest_dynamo.record import CudaGraphSkip
+from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.record import Finding
 from pytest_dynamo.record import GraphBreak
 from pytest_dynamo.record import LimitHit
@@ -14,8 +15,10 @@ from pytest_dynamo.record import Parity
 from pytest_dynamo.record import Reason
 from pytest_dynamo.record import Recompile
 from pytest_dynamo.record import Record
+from pytest_dynamo.record import Worst
 from pytest_dynamo.report import Report
 from pytest_dynamo.settings import Limits
+from pytest_dynamo.terminal import PARITY_LINES
 from pytest_dynamo.terminal import finding_lines
 from pytest_dynamo.terminal import observation_lines
 from pytest_dynamo.terminal import parity_lines
@@ -149,14 +152,62 @@ def test_parity_lines_are_those_of_failed_checks() -> None:
     assert parity_lines(checks) == ["  out[0]  dtype: compiled float64, eager float32"]
 
 
-def test_parity_lines_are_limited() -> None:
-    """After ten differences the rest is counted."""
-    failed = [Check("values", f"out[{n}]", 1, False, note="off") for n in range(12)]
-    lines = parity_lines(failed)
-    assert lines[:2] == ["  out[0]  values: off", "  out[1]  values: off"]
-    assert lines[9:] == ["  out[9]  values: off", "  and 2 more"]
-    assert len(parity_lines(failed[:10])) == 10
-    assert parity_lines(failed, limit=1) == ["  out[0]  values: off", "  and 11 more"]
+def failed_checks(count: int) -> list[Check]:
+    return [
+        Check("values", f"out[{n}]", 1, False, 0.5, 0.25, note="1 of 2 elements differ\nbeyond rounding", worst=WORST)
+        for n in range(count)
+    ]
+
+
+WORST = Worst((0, 1), 1.5, 2.0, 1.9999)
+
+
+def test_parity_lines_of_one_tensor() -> None:
+    """How many elements, how far, the worst of them on all sides, and the float64 verdict."""
+    assert parity_lines(failed_checks(1)) == [
+        "  out[0]  values: 1 of 2 elements differ (max abs 5.0e-01, max rel 2.5e-01)",
+        "      worst at [0, 1]: compiled 1.5, eager 2, float64 1.9999",
+        "      beyond rounding",
+    ]
+    scalar = Check("values", "out", 1, False, note="1 of 1 elements differ", worst=Worst((), "True", "False"))
+    assert parity_lines([scalar])[1] == "      worst at its only element: compiled True, eager False"
+
+
+@pytest.mark.parametrize("count", [*range(1, 25), 500])
+def test_parity_lines_are_limited(count: int) -> None:
+    """A message has at most 20 lines; where room is short it names all places before it tells all of one."""
+    diagnosis = Diagnosis("inductor", ("capture",), None, "no", "lowerings")
+    for more in ((), (diagnosis,), (diagnosis, "repro.py")):
+        lines = parity_lines(failed_checks(count), *more)
+        assert len(lines) + 1 <= PARITY_LINES
+        named = [line for line in lines if line.startswith("  out[")]
+        left = [line for line in lines if line.endswith(" more")]
+        assert len(named) + sum(int(line.split()[1]) for line in left) == count
+        assert lines[1].startswith("      worst at" if count < 13 else "  out[1]") or 12 < count < 17
+        assert (lines[-1] == "  repro: repro.py") is (len(more) == 2)
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "lines"),
+    [
+        (Diagnosis("capture"), ["  first diverging stage: capture"]),
+        (
+            Diagnosis("AOTAutograd", ("capture",)),
+            ["  first diverging stage: AOTAutograd (capture agrees with eager)"],
+        ),
+        (
+            Diagnosis("inductor", ("capture", "AOTAutograd"), "emulate_precision_casts"),
+            [
+                "  first diverging stage: inductor (capture, AOTAutograd agree with eager)",
+                "      emulate_precision_casts cures it: inductor keeps more precision between operations than eager",
+            ],
+        ),
+        (Diagnosis(None, (), None, "not located: why"), ["  first diverging stage: not located: why"]),
+    ],
+)
+def test_diagnosis_lines(diagnosis: Diagnosis, lines: list[str]) -> None:
+    """The guilty stage, those before it, and what cures it."""
+    assert parity_lines([], diagnosis) == lines
 
 
 # -- observation and summary ----------------------------------------------------------------------
