@@ -375,6 +375,36 @@ def restore_config(part: str, name: str, value: Any) -> None:
         setattr(_module(part), name, value)
 
 
+def changed_config() -> list[str]:
+    """Lines of Python that set what differs from the defaults in torch's configuration."""
+    lines = []
+    for name in CONFIGS:
+        module = _module(name)
+        if module is not None and hasattr(module, "codegen_config"):
+            lines += [line for line in module.codegen_config().splitlines() if line.startswith("torch.")]
+    imports = {line.partition(".config.")[0] + ".config" for line in lines}
+    return [*(f"import {name}" for name in sorted(imports)), *lines]
+
+
+def bisect(agrees: Callable[[], bool]) -> str | None:
+    """What torch's compiler bisector finds for a call; None: it finds nothing.
+
+    ``agrees`` compiles the call again and says whether it does what eager does.
+    """
+    from torch._inductor import config
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    with config.patch({"force_disable_caches": True}):
+        found = CompilerBisector.do_bisect(agrees)
+    if found is None:
+        return None
+    words = [found.backend, found.subsystem]
+    if found.bisect_number:
+        words.append(f"number {found.bisect_number}")
+    text = ", ".join(word for word in words if word)
+    return f"{text} ({found.debug_info})" if found.debug_info else text
+
+
 #: Profile-guided state makes counts depend on earlier runs; both names are read at import.
 PGO_ENVIRONMENT = ("TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO")
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from pytest_dynamo import _torch
+from pytest_dynamo import artifacts
 from pytest_dynamo import inputs
 from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
@@ -217,7 +218,7 @@ class Checker:
         self.run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
         self.run.notes.update(dict.fromkeys(look.notes))
         if any(check.passed is False for check in checks):
-            self._fail(checks, number, self._locate(judge, apart))
+            self._fail(judge, checks, number, self._locate(judge, apart))
 
     def _run_compiled(self, judge: Judge, arguments: Arguments, *, differentiate: bool) -> Look:
         if self.variant.uses_cudagraphs:
@@ -291,6 +292,7 @@ class Checker:
                 cudagraphs=self.function.cudagraphs_expected,
                 eager_random=eager_random,
                 seconds=run.search.stage_timeout,
+                bisect=run.search.bisect,
                 around=lambda: compiling(run),
                 reset=run.observer.reset,
             )
@@ -298,15 +300,31 @@ class Checker:
             run.take_away()
         return run.diagnosis
 
-    def _fail(self, checks: list[Check], number: int | None, diagnosis: Diagnosis | None) -> None:
+    def _write_repro(self, judge: Judge, title: str) -> str | None:
+        """Write a script for the first call of a test that failed, if that is asked for."""
+        run = self.run
+        if run.search.artifacts is None or run.repro is not None:
+            return None
+        folder = artifacts.folder_of(run.search.artifacts, run.nodeid)
+        try:
+            with compiling(run), judge.start.again() as arguments:
+                run.repro = artifacts.write(
+                    folder, judge, self.variant, arguments, f"{title} of {run.nodeid}", run.settings.tolerances
+                )
+        except Exception as error:
+            run.repro = f"none: {told(error)}"
+        finally:
+            run.observer.reset()
+            run.take_away()
+        return run.repro
+
+    def _fail(self, judge: Judge, checks: list[Check], number: int | None, diagnosis: Diagnosis | None) -> None:
         __tracebackhide__ = True
         graph = {1: " (CUDA-graph warm-up)", 2: " (CUDA-graph recording)", 3: " (CUDA-graph replay)"}
         where = f"call {self.function.calls}{graph[number] if number else ''}"
-        lines = [
-            f"compiled {self.name} differs from eager in {where} [{self.variant.id}]",
-            *parity_lines(checks, diagnosis),
-        ]
-        raise self._noted(ParityError("\n".join(lines)))
+        head = f"compiled {self.name} differs from eager in {where} [{self.variant.id}]"
+        repro = self._write_repro(judge, head)
+        raise self._noted(ParityError("\n".join([head, *parity_lines(checks, diagnosis, repro)])))
 
     def _noted(self, error: ParityError) -> ParityError:
         self.run.parity_errors.append(error)

@@ -85,6 +85,7 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("reset", parse_reset, "test|never", "when compiled code is thrown away (default: test)"),
     ("stage_timeout", parse_seconds, "S", "look for the first diverging stage for S seconds at most (60; 0: don't)"),
     ("json", parse_path, "FILE", "write a report as JSON"),
+    ("artifacts", parse_path, "DIR", "for calls that differ from eager write scripts that show it without pytest"),
 )
 
 
@@ -97,6 +98,8 @@ def add_options(parser: pytest.Parser) -> None:
     text = "fail tests in which something could not be checked"
     group.addoption("--dynamo-require-checked", action="store_true", default=None, help=text)
     parser.addini("dynamo_require_checked", "default for --dynamo-require-checked", type="bool", default=None)
+    text = "go on from the first diverging stage to the pass or operation, with torch's compiler bisector"
+    group.addoption("--dynamo-bisect", action="store_true", default=False, help=text)
 
 
 def option(config: pytest.Config, name: str) -> Any:
@@ -126,18 +129,21 @@ def any_given(config: pytest.Config) -> bool:
     )
 
 
-def json_path(config: pytest.Config) -> Path | None:
-    """Where the JSON report goes: ini from rootdir, command line from the current folder.
-
-    Raises UsageError if there is a folder already.
-    """
-    given, ini = config.getoption("dynamo_json", None), _ini(config, "json")
+def path_of(config: pytest.Config, name: str) -> Path | None:
+    """Path that an option or ini value names: ini from rootdir, command line from the current folder."""
+    given, ini = config.getoption(f"dynamo_{name}", None), _ini(config, name)
     if given is None and ini is None:
         return None
-    path = Path(config.rootpath, ini) if given is None else Path(config.invocation_params.dir, given)
-    if path.is_dir():
+    return Path(config.rootpath, ini) if given is None else Path(config.invocation_params.dir, given)
+
+
+def json_path(config: pytest.Config) -> Path | None:
+    """Where the JSON report goes; raises UsageError if there is a folder already."""
+    path = path_of(config, "json")
+    if path is not None and path.is_dir():
+        given = config.getoption("dynamo_json", None)
         name = "dynamo_json" if given is None else "--dynamo-json"
-        raise pytest.UsageError(f"{name}: {given or ini} is a folder")
+        raise pytest.UsageError(f"{name}: {given or _ini(config, 'json')} is a folder")
     return path
 
 
@@ -163,8 +169,12 @@ def search_from_config(config: pytest.Config) -> Search:
     """How far to look into calls that fail."""
     from pytest_dynamo.settings import Search
 
-    seconds = option(config, "stage_timeout")
-    return Search() if seconds is None else Search(stage_timeout=seconds)
+    seconds, folder = option(config, "stage_timeout"), path_of(config, "artifacts")
+    return Search(
+        stage_timeout=Search().stage_timeout if seconds is None else seconds,
+        bisect=config.getoption("dynamo_bisect", False),
+        artifacts=None if folder is None else str(folder),
+    )
 
 
 def chosen_run(config: pytest.Config) -> dict[str, tuple[Any, ...]]:

@@ -197,6 +197,8 @@ class Parity:
     checks: tuple[Check, ...] = ()
     #: Of the first call that failed.
     diagnosis: Diagnosis | None = None
+    #: Its script that shows the difference without pytest, or why there is none.
+    repro: str | None = None
 
 
 @dataclass(frozen=True)

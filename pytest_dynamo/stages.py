@@ -61,6 +61,7 @@ def locate(
     cudagraphs: bool,
     eager_random: bool,
     seconds: float,
+    bisect: bool,
     around: Callable[[], AbstractContextManager[None]],
     reset: Callable[[], None],
 ) -> Diagnosis:
@@ -72,6 +73,7 @@ def locate(
         cudagraphs: whether the call was recorded in CUDA graphs, which takes three runs.
         eager_random: whether it was judged under ``fallback_random``.
         seconds: no further stage is begun after this time.
+        bisect: have torch's bisector look for the pass or operation if inductor is the stage; takes longer.
         around: entered around everything that compiles.
         reset: throws away what was compiled; a changed configuration alone compiles nothing again.
     """
@@ -105,8 +107,9 @@ def locate(
         return Diagnosis(None, (*agree, last.name), None, note)
     if variant.backend != "inductor" or last.name != "inductor":
         return Diagnosis(last.name, tuple(agree))
-    if time.monotonic() > end:
+    found = _torch.bisect(lambda: not differs(last)) if bisect else None
+    if time.monotonic() > end and not bisect:
         return Diagnosis(last.name, tuple(agree), None, f"{PRECISION_CASTS} not tried: {seconds:g} s are over")
     emulated = Stage("inductor", _torch.with_options(last.kwargs, {PRECISION_CASTS: True}))
     cured = PRECISION_CASTS if not differs(emulated) else None
-    return Diagnosis(last.name, tuple(agree), cured, None if cured else f"{PRECISION_CASTS} does not cure it")
+    return Diagnosis(last.name, tuple(agree), cured, None if cured else f"{PRECISION_CASTS} does not cure it", found)

@@ -95,6 +95,8 @@ class TestRun:
         self.search = Search()
         #: Of the first call that failed.
         self.diagnosis: Diagnosis | None = None
+        #: Where its script lies, or why there is none.
+        self.repro: str | None = None
         self.findings: list[Finding] = []
         self.not_checked: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -248,12 +250,16 @@ class TestRun:
             phase=phase,
             variant=self.variant.to_json() if self.variant is not None else None,
             observation=seen,
-            parity=Parity(_passed(checks), calls, merge_checks(checks), self.diagnosis if phase == "call" else None),
+            parity=Parity(_passed(checks), calls, merge_checks(checks), *self._search(phase)),
             findings=tuple(findings),
             not_checked=tuple(self.not_checked),
             notes=tuple(self.notes),
             relaxed=self.relaxed if phase == "call" else (),
         )
+
+    def _search(self, phase: str) -> tuple[Diagnosis | None, str | None]:
+        """What was found out about the call that failed, for the record of the phase in which that was."""
+        return (self.diagnosis, self.repro) if phase == "call" else (None, None)
 
 
 def _passed(checks: Sequence[Check]) -> bool | None:

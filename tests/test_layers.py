@@ -51,7 +51,7 @@ LAYERS = [
         frozenset(
             {
                 *("options", "collection", "fixtures", "watch", "session", "plugin"),
-                *("testrun", "calls", "stages", "compiled_function", "progress"),
+                *("testrun", "calls", "stages", "artifacts", "compiled_function", "progress"),
             }
         ),
         frozenset({"words", "writers", "engine"}),
@@ -59,7 +59,8 @@ LAYERS = [
 ]
 #: Modules that may import torch when they are imported, and those that may import pytest.
 TORCH = frozenset(
-    {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept", "stages"}
+    {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept"}
+    | {"stages", "artifacts"}
 )
 PYTEST = frozenset({"options", "collection", "fixtures", "watch", "session", "plugin"})
 #: Modules that are imported by every run of pytest: they import nothing heavy of ours either.

@@ -123,7 +123,7 @@ def test_json_has_the_documented_keys() -> None:
     assert data["cudagraphs"]["skips"][0] == {"reason": "cpu", "file": None, "line": None}
     assert set(data["compile"]) == {"seconds", "cold", "backward_graphs", "cache_hits", "cache_misses"}
     assert set(data["memory"]) == {"eager_bytes", "compiled_bytes", "ratio"}
-    assert set(data["parity"]) == {"passed", "calls", "checks", "diagnosis"}
+    assert set(data["parity"]) == {"passed", "calls", "checks", "diagnosis", "repro"}
     assert set(data["parity"]["checks"][0]) == {
         *("what", "path", "call", "passed", "max_abs", "max_rel", "error_ratio", "note", "worst")
     }
