@@ -545,6 +545,13 @@ def dispatch_mode() -> Any:
     return TorchDispatchMode
 
 
+def without_modes() -> Any:
+    """Context in which operations are not shown to modes."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def tensors_in(value: Any) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_leaves
@@ -567,13 +574,14 @@ def is_operator(func: Any) -> bool:
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine is at work in this thread."""
+    """Whether a gradient is being computed in this thread, and no forward pass again as for a checkpoint."""
     import torch
 
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(torch._C._current_graph_task_id() != -1) and not torch.is_grad_enabled()
 
 
 def casts(func: Any) -> bool:
+    """Whether an operation gives its operand another dtype."""
     return str(func) == "aten._to_copy.default"
 
 
@@ -587,14 +595,34 @@ def draws_random_numbers(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
+def makes_views(func: Any) -> bool:
+    """Whether an operation returns views of its operands and writes nothing."""
+    found = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    return bool(found) and not any(info.is_write for info in found)
+
+
 def is_dropout(func: Any) -> bool:
     return str(func) == "aten.native_dropout.default"
 
 
-#: Operations whose results hold nothing but numbers of their operands.
+#: Operations whose results hold nothing but numbers of their operands. A cast rounds as the program says: that
+#: is no freedom of whoever computes.
 _COPYING = frozenset(
     {
-        *("clone", "copy_", "cat", "stack", "index", "index_select", "gather", "embedding", "where", "fill_", "zero_"),
+        *(
+            "clone",
+            "copy_",
+            "_to_copy",
+            "cat",
+            "stack",
+            "index",
+            "index_select",
+            "gather",
+            "embedding",
+            "where",
+            "fill_",
+            "zero_",
+        ),
         *("neg", "abs", "relu", "sort", "topk", "max", "min", "amax", "amin", "maximum", "minimum", "flip", "roll"),
         *("constant_pad_nd", "repeat", "max_pool2d_with_indices", "threshold_backward", "zeros_like", "ones_like"),
         *("full_like", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full", "masked_fill", "clamp"),

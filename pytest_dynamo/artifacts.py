@@ -113,7 +113,7 @@ def first_that_differs(graphs: list[Captured], variant: Variant, tolerances: Tol
         eager = start.run_eager(differentiate=True)
         if eager.error is not None:
             continue
-        judge = Judge(start, eager, tolerances, Checks(), 1)
+        judge = Judge(start, eager, tolerances, Checks(), 1, own_random=variant.backend == "inductor")
         _torch.reset()
         compiled = torch.compile(captured.graph, **variant.kwargs)
         for _ in range(3 if variant.uses_cudagraphs and torch.cuda.is_available() else 1):

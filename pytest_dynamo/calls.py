@@ -94,7 +94,8 @@ class Checker:
         finally:
             run.in_eager.discard(threading.get_ident())
         refuse_result(eager.value, self.name)
-        judge = Judge(start, eager, run.settings.tolerances, self._wanted, function.calls)
+        own_random = self.variant.backend == "inductor"
+        judge = Judge(start, eager, run.settings.tolerances, self._wanted, function.calls, own_random=own_random)
         value = self._run_all(judge, (args, kwargs))
         run.not_checked.update(dict.fromkeys(start.notes))
         function.returned += 1
@@ -285,6 +286,10 @@ class Checker:
         run = self.run
         if run.diagnosis is not None or not run.search.stage_timeout:
             return None
+        if judge.damaged:
+            what = ", ".join(sorted(judge.damaged)).replace(" after the call", "")
+            run.diagnosis = Diagnosis(None, (), None, f"not located: {what} can't be put back for another look")
+            return run.diagnosis
         try:
             run.diagnosis = locate(
                 judge,
@@ -303,7 +308,7 @@ class Checker:
     def _write_repro(self, judge: Judge, title: str) -> str | None:
         """Write a script for the first call of a test that failed, if that is asked for."""
         run = self.run
-        if run.search.artifacts is None or run.repro is not None:
+        if run.search.artifacts is None or run.repro is not None or judge.damaged:
             return None
         folder = artifacts.folder_of(run.search.artifacts, run.nodeid)
         try:

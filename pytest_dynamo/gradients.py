@@ -100,10 +100,11 @@ def differentiate(
     drawn = found.outputs if like is None else like.outputs
     if not tensors or not before:
         return found
-    cotangents = [
-        cotangent(number, output).to(tensor.device, tensor.dtype)
-        for number, (output, (_, tensor)) in enumerate(zip(drawn, tensors))
-    ]
+    with _torch.without_modes():
+        cotangents = [
+            cotangent(number, output).to(tensor.device, tensor.dtype)
+            for number, (output, (_, tensor)) in enumerate(zip(drawn, tensors))
+        ]
     targets = [leaf.target for leaf in before]
     try:
         with _without_hooks([leaf.tensor for leaf in before]):
@@ -125,10 +126,11 @@ def _differentiate_again(found: Gradients, before: list[Leaf]) -> None:
     found.values = {path: None if grad is None else grad.detach() for path, grad in found.values.items()}
     if not first:
         return
-    cotangents = [
-        cotangent(1000 + number, Output(path, grad.shape, grad.dtype)).to(grad.device)
-        for number, (path, grad) in enumerate(first)
-    ]
+    with _torch.without_modes():
+        cotangents = [
+            cotangent(1000 + number, Output(path, grad.shape, grad.dtype)).to(grad.device)
+            for number, (path, grad) in enumerate(first)
+        ]
     try:
         with _without_hooks([leaf.tensor for leaf in before]):
             values = torch.autograd.grad(

@@ -252,7 +252,11 @@ class _Comparison:
     def _plain(self, actual: torch.Tensor, expected: torch.Tensor, path: str) -> Check:
         if not (expected.is_floating_point() or expected.is_complex()):
             return self._exact(actual, expected, path)
-        return self._close(actual, expected, path, *self._limits(expected.dtype))
+        rtol, atol = self._limits(expected.dtype)
+        if self._tolerances.atol is None:
+            # An absolute tolerance says nothing about numbers that are smaller than it.
+            atol *= min(1.0, _size(expected))
+        return self._close(actual, expected, path, rtol, atol)
 
     def _limits(self, dtype: torch.dtype) -> tuple[float, float]:
         default = DTYPE_TOLERANCES.get(dtype)
@@ -310,6 +314,17 @@ def _plain(value: Any) -> float | int | str:
 
 #: Elements that are compared at a time.
 _PART = 1 << 22
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """Root mean square of the finite elements."""
+    values = tensor.detach().reshape(-1)
+    total, count = 0.0, 0
+    for part in (values[n : n + _PART] for n in range(0, len(values), _PART)):
+        wide = part.to(torch.complex128 if part.is_complex() else torch.float64).abs()
+        finite = wide[torch.isfinite(wide)]
+        total, count = total + float((finite**2).sum()), count + len(finite)
+    return math.sqrt(total / count) if count else 0.0
 
 
 @dataclass(frozen=True)

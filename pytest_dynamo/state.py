@@ -217,7 +217,9 @@ class State:
                 ):
                     found[f"{prefix}{name}"] = (then, now)
         for path, container, content in self._containers:
-            if path.rpartition(".")[2] not in _OF_EVERY_MODULE and (path in wanted or _differs(container, content)):
+            if path in found or path.rpartition(".")[2] in _OF_EVERY_MODULE:
+                continue  # another container is there now
+            if path in wanted or _differs(container, content):
                 found[path] = (content, container)
         names = {id(tensor): path for path, tensor in named_state(self.owners)}
         prefixes = {id(owner): prefix for prefix, owner in named_owners(self.owners)}

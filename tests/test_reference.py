@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pytest_dynamo.reference import Float64
 from pytest_dynamo.reference import OtherRounding
@@ -20,16 +21,32 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 4, 16, 4096])
 def test_honest_rounding_passes(dtype, size):
-    """A second honest rounding of the same numbers is within the budget, at any size, for 50 seeds."""
+    """A second honest rounding of the same numbers is within the budget, at any size, for 50 seeds.
+
+    As in a checked call: where the float64 run alone does not settle it, eager in other roundings does.
+    """
     for seed in range(50):
         generator = torch.Generator().manual_seed(seed)
         terms = torch.randn(32, size, generator=generator, dtype=torch.float64).to(dtype)
-        order = torch.randperm(32, generator=generator)
-        eager, compiled = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
-        for number in range(32):
-            eager, compiled = eager + terms[number], compiled + terms[order[number]]
-        verdict = within_rounding(compiled, eager, terms.double().sum(0))
-        assert verdict.passed, (seed, verdict)
+
+        def total(order, terms=terms):
+            result = torch.zeros(size, dtype=dtype)
+            for number in order:
+                result = result + terms[number]
+            return result
+
+        eager, compiled = total(range(32)), total(torch.randperm(32, generator=generator))
+        exact = terms.double().sum(0)
+        verdict = within_rounding(compiled, eager, exact)
+        if not verdict.passed:
+            assert verdict.passed is None, (seed, verdict)
+            others = []
+            for other in range(5):
+                with OtherRounding(other):
+                    others.append(total(range(32)))
+            verdict = within_rounding(compiled, eager, exact, others=others)
+        # A single element that is mostly rounding may be left open.
+        assert verdict.passed or (size == 1 and verdict.passed is None), (seed, verdict)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,6 +180,47 @@ def test_random_numbers_are_eagers(draw, dtype):
     assert (got.double() - expected.double()).abs().max() <= 2 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_stay_views(dtype):
+    """What is written through a view arrives in its base, though both are narrow."""
+    base = torch.zeros(3, 4, dtype=dtype)
+    with Float64():
+        base[1] = torch.ones(4, dtype=dtype)
+        base.t()[2].add_(2)
+        base.unbind()[2].mul_(3)
+    assert base.tolist() == [[0, 0, 2, 0], [1, 1, 3, 1], [0, 0, 6, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_through_narrow_tensors(dtype):
+    """Gradients pass through tensors that keep their dtype: written ones, and saved for a checkpoint."""
+    torch.manual_seed(0)
+    w = torch.randn(8).to(dtype).requires_grad_()
+    data = torch.randn(4, 8).to(dtype)
+
+    def in_place(x, w):
+        x = x * 1 if x.dtype == torch.float64 else x.clone()
+        x.add_(w)
+        return x * w
+
+    def checkpointed(x, w):
+        return checkpoint(lambda a: (a * w).sin() * w.float(), x * w, use_reentrant=False)
+
+    for fn in (in_place, checkpointed):
+        with Float64():
+            out = fn(data, w)
+            (got,) = torch.autograd.grad(out, [w], torch.ones_like(out))
+        exact = w.detach().double().requires_grad_()
+        with torch.no_grad():
+            torch.set_default_dtype(torch.float64)
+        try:
+            expected = fn(data.double(), exact)
+            (reference,) = torch.autograd.grad(expected, [exact], torch.ones_like(expected))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert (got.double() - reference).norm() / reference.norm() < 2 * torch.finfo(dtype).eps
+
+
 def test_other_roundings_move_what_rounds():
     """Results move by about a rounding step, copies and the random numbers of the call not at all."""
     x = torch.linspace(1, 2, 1000)
@@ -173,15 +231,15 @@ def test_other_roundings_move_what_rounds():
             outs.append((x * 3, x.flip(0).relu(), torch.rand(4)))
     eps = torch.finfo(torch.float32).eps
     moved = (outs[0][0] - outs[1][0]).abs() / (x * 3)
-    assert 0 < moved.max() <= 2 * eps
-    assert (moved == 0).float().mean() > 0.2
+    assert 0 < moved.max() <= 2.5 * eps
+    assert (moved == 0).float().mean() > 0.1
     assert torch.equal(outs[0][1], x.flip(0))
     torch.manual_seed(0)
     assert torch.equal(outs[0][2], torch.rand(4))
     y = torch.ones(1000)
     with OtherRounding(0):
         y.mul_(1.1)
-    assert 0 < (y - 1.1).abs().max() <= 2 * eps
+    assert 0 < (y - 1.1).abs().max() <= 2.5 * eps
 
 
 def test_a_switched_relu_is_rounding(project):
@@ -248,6 +306,72 @@ def test_a_true_value_of_zero():
     assert (
         within_rounding(noise[0], noise[1] + 1, exact, others=[noise[1] + 1 + n * 1e-3 for n in noise]).passed is None
     )
+
+
+def test_a_weak_reference_does_not_judge():
+    """Where eager is so far from float64 that zeros would pass, nothing is said; what is worse still fails."""
+    exact = torch.randn(64, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    runs = [
+        (exact * (1 + 0.8 * torch.randn(64, generator=torch.Generator().manual_seed(seed)).double())).bfloat16()
+        for seed in range(6)
+    ]
+    verdict = within_rounding(runs[0], runs[1], exact, others=runs[2:])
+    assert verdict.passed is None
+    assert "zeros would pass too" in verdict.note
+    assert "weak: eager itself is" in verdict.note
+    assert within_rounding(-3 * runs[0], runs[1], exact, others=runs[2:]).passed is False
+
+
+def test_a_reference_of_zeros_excuses_nothing():
+    """If float64 gives zeros and eager does not, other roundings have to explain it."""
+    eager = torch.linspace(1, 2, 64)
+    zeros = torch.zeros(64, dtype=torch.float64)
+    assert within_rounding(eager * 5, eager, zeros).passed is None
+    assert within_rounding(eager * 5, eager, zeros, others=[eager, eager]).passed is None
+    assert within_rounding(torch.zeros(64), torch.zeros(64), zeros).passed
+
+
+def test_infinities_of_other_roundings_prove_nothing():
+    """A run that overflows under other rounding neither breaks the verdict nor excuses anything."""
+    eager, exact = torch.tensor([1.0, 2.0] * 8), torch.tensor([1.0, 2.0] * 8, dtype=torch.float64)
+    bad = torch.full((16,), float("nan"))
+    assert within_rounding(eager * 1.02, eager, exact, others=[bad]).passed is False
+    bad = eager.clone()
+    bad[0] = float("inf")
+    assert within_rounding(eager * 1.5, eager, exact * 3, others=[bad]).passed is None
+
+
+def test_other_roundings_leave_exact_numbers_alone():
+    """Masks, whole numbers and infinities are what programs rely on."""
+    for dtype in DTYPES:
+        mask = torch.tensor([1, 0, 1, 1] * 16).to(dtype)
+        least = torch.finfo(dtype).min
+        with OtherRounding(0):
+            bias = (1.0 - mask) * least
+            index = (torch.arange(16).to(dtype) / 2).floor()
+        assert torch.equal(bias == 0, mask == 1)
+        assert torch.equal(index, (torch.arange(16).to(dtype) / 2).floor())
+        assert bool(torch.isfinite(bias).all())
+
+
+def test_other_roundings_repeat():
+    """A forward pass that a checkpoint repeats in the backward pass moves as it did the first time."""
+    torch.manual_seed(0)
+    x, w = torch.randn(16, 32).bfloat16(), torch.randn(32, 32).bfloat16().requires_grad_()
+
+    def layer(a):
+        return torch.relu(a @ w) * 1.7
+
+    grads = []
+    for fn in (layer, lambda a: checkpoint(layer, a, use_reentrant=False)):
+        with OtherRounding(3):
+            out = fn(x * 0.3)
+            grads.append(torch.autograd.grad(out.float().square().sum(), [w])[0])
+    assert torch.equal(*grads)
+    z = torch.view_as_complex(torch.randn(1000, 2))
+    with OtherRounding(0):
+        moved = z * 3 - 0
+    assert ((moved - z * 3).real * (moved - z * 3).imag < 0).any()
 
 
 def test_state_keeps_its_dtype():
