@@ -101,7 +101,11 @@ class Judge:
         look.checks = list(self._compare(look))
         if differentiate and self.eager.gradients is not None:
             found = gradients.differentiate(
-                value, arguments, before, like=self.eager.gradients, twice=self._wanted.grad == "double"
+                value,
+                arguments,
+                before,
+                like=self.eager.gradients,
+                twice=self._wanted.grad == "double",
             )
             look.outcome.gradients = found
             look.checks += self._gradients(found, look.pairs)

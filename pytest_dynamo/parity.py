@@ -253,6 +253,8 @@ class _Comparison:
         if not (expected.is_floating_point() or expected.is_complex()):
             return self._exact(actual, expected, path)
         rtol, atol = self._limits(expected.dtype)
+        if expected.numel() == 0 or _bitwise(actual, expected):
+            return self._check("values", path, True, max_abs=0.0, max_rel=0.0)
         if self._tolerances.atol is None:
             # An absolute tolerance says nothing about numbers that are smaller than it.
             atol *= min(1.0, _size(expected))
@@ -318,13 +320,13 @@ _PART = 1 << 22
 
 def _size(tensor: torch.Tensor) -> float:
     """Root mean square of the finite elements."""
-    values = tensor.detach().reshape(-1)
-    total, count = 0.0, 0
-    for part in (values[n : n + _PART] for n in range(0, len(values), _PART)):
-        wide = part.to(torch.complex128 if part.is_complex() else torch.float64).abs()
-        finite = wide[torch.isfinite(wide)]
-        total, count = total + float((finite**2).sum()), count + len(finite)
-    return math.sqrt(total / count) if count else 0.0
+    dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.dtype in DTYPE_TOLERANCES else torch.float32
+    values = tensor.detach().reshape(-1).to(dtype)
+    total = float(torch.linalg.vector_norm(values))
+    if math.isfinite(total):
+        return total / math.sqrt(len(values))
+    finite = values[torch.isfinite(values)].to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return float(torch.linalg.vector_norm(finite)) / math.sqrt(max(len(finite), 1))
 
 
 @dataclass(frozen=True)
@@ -338,12 +340,35 @@ class _Distance:
 
 
 def _distance(actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> _Distance:
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, e = actual.to(wide), expected.to(wide)
+    dtype = _NATIVE.get(expected.dtype, torch.float32)
+    found = _distance_in(dtype, actual, expected, rtol, atol)
+    if dtype is torch.float32 and not math.isfinite(found.max_abs):
+        return _distance_in(torch.float64, actual, expected, rtol, atol)  # differences of huge numbers
+    return found
+
+
+#: What distances are computed in, where that is not float32: differences of close numbers are exact in their dtype.
+_NATIVE = {
+    torch.float64: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+
+
+def _distance_in(
+    dtype: torch.dtype, actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float
+) -> _Distance:
+    a, e = actual.to(dtype), expected.to(dtype)
+    off, size = (a - e).abs(), e.abs()
+    limit = size * rtol + atol
+    largest = float(off.max())
+    if math.isfinite(largest) and bool((off <= limit).all()):
+        return _Distance(0, largest, float(torch.where(size == 0, 0.0, off / size).max()), -1.0, 0)
     finite = torch.isfinite(a) & torch.isfinite(e)
     same = (a == e) | (torch.isnan(a) & torch.isnan(e))
     off = torch.where(finite, (a - e).abs(), 0.0)
-    wrong = ~same & (~finite | (off > atol + rtol * e.abs()))
+    wrong = ~same & (~finite | (off > limit))
     relative = torch.where(finite & (e != 0), off / e.abs(), 0.0)
     score = torch.where(wrong, torch.where(finite, off, math.inf), -1.0)
     index = int(score.argmax().item())
