@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs the examples and the tests of CUDA graphs on a machine with a GPU, from a checkout that is not installed,
-# and keeps their output and JSON with date, GPU and versions.
+# Runs what needs a GPU from a checkout that is not installed, and keeps output and JSON with date, GPU and versions.
 #
-#   tests/benchmarks/gpu.sh [FOLDER]     (default: tests/benchmarks/results)
+#   tests/benchmarks/gpu.sh FOLDER PART...
 #
-# Run it alone: max-autotune compiles resnet50 for four minutes, and for longer beside other work.
+# Parts: examples (6 minutes: max-autotune compiles resnet50 for four), cuda (the tests marked so, 6 minutes),
+# sweep (rounding of models, 9 minutes at most), all (the whole suite, in parallel). Run nothing beside them.
 set -u
 cd "$(dirname "$0")/../.."
-out=${1:-tests/benchmarks/results}
+out=${1:?a folder for the results}
+shift
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -37,7 +38,17 @@ run() {  # NAME, then what to give to pytest
     return $status
 }
 
-run examples tests/examples -v
-first=$?
-run cuda tests/test_cases.py tests/test_cudagraphs.py -m cuda -v
-exit $((first + $?))
+status=0
+for part in "$@"; do
+    case $part in
+        examples) run examples tests/examples -v ;;
+        cuda) run cuda tests -m cuda -v ;;
+        all) run all tests -n 9 -q -rf ;;
+        sweep)
+            TORCHINDUCTOR_CACHE_DIR=$scratch/sweep python3 tests/benchmarks/rounding_sweep.py --device cuda \
+                --out "$out/h200_rounding" --seconds 500 > "$scratch/log" 2>&1
+            tail -40 "$scratch/log" ;;
+        *) echo "unknown part: $part" >&2; false ;;
+    esac || status=1
+done
+exit $status
