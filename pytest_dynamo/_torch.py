@@ -129,6 +129,16 @@ def break_of_exception(error: BaseException) -> BreakEvent | None:
     )
 
 
+def is_compiler_error(error: BaseException | None) -> bool:
+    """Whether an exception says that the compiler failed, and not that the user's code did."""
+    exc = _module("torch._dynamo.exc")
+    if exc is None or error is None:
+        return False
+    names = ("BackendCompilerFailed", "InternalTorchDynamoError", "ShapeEnvError", "ResetRequired")
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(exc, name, None), type))
+    return isinstance(error, kinds)
+
+
 def parse_convert(record: logging.LogRecord) -> Event | None:
     words = record.msg
     if not isinstance(words, str) or not isinstance(record.args, tuple):
@@ -585,6 +595,23 @@ def casts(func: Any) -> bool:
     return str(func) == "aten._to_copy.default"
 
 
+def watched_bodies(mode: Any, args: Any) -> Any:
+    """Arguments of an operator of a higher order, with functions that show a mode what they do."""
+    import torch
+
+    def watched(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) or not callable(value):
+            return value
+
+        def body(*inner: Any, **kwargs: Any) -> Any:
+            with mode:
+                return value(*inner, **kwargs)
+
+        return body
+
+    return tuple(map_values(watched, list(args)))
+
+
 def reinterprets_bits(func: Any) -> bool:
     return str(func) == "aten.view.dtype"
 
@@ -592,7 +619,18 @@ def reinterprets_bits(func: Any) -> bool:
 def draws_random_numbers(func: Any) -> bool:
     import torch
 
-    return torch.Tag.nondeterministic_seeded in func.tags
+    # Operators of a higher order have no tags.
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+def makes_number(func: Any) -> bool:
+    return str(func) == "aten._local_scalar_dense.default"
+
+
+def autocast_enabled() -> bool:
+    import torch
+
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def makes_views(func: Any) -> bool:
@@ -636,6 +674,15 @@ def copies(func: Any) -> bool:
     return func.overloadpacket.__name__ in _COPYING
 
 
+#: Operations that write the running statistics, their fourth and fifth argument, and do not say it.
+_NORMS = frozenset(
+    {
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        *("batch_norm", "instance_norm", "_batch_norm_impl_index"),
+    }
+)
+
+
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """Tensors that an operator says it writes to. Batch normalisation does not say it."""
     schema = getattr(func, "_schema", None)
@@ -646,7 +693,8 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
         for number, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written.append(args[number] if number < len(args) else kwargs.get(argument.name))
-    if func.overloadpacket.__name__ in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"):
+    # In inference mode the composite operations arrive, which say it as little.
+    if func.overloadpacket.__name__ in _NORMS:
         written.extend(args[3:5])
     return tensors_in(written)
 

@@ -21,18 +21,13 @@ class Span:
     start: int
     stop: int
     output: bool
+    #: In the order in which tensors were given.
+    number: int
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """How two tensors share a storage: whether what they reach overlaps, and how far apart they start in bytes."""
-
-    overlap: bool
-    offset: int
-
-
-#: By the paths of an argument, state or result, and of a result.
-Relation = dict[tuple[str, str], Sharing]
+#: How many bytes after the first the second of two overlapping tensors starts, by the paths of an argument,
+#: state or result, and of a result.
+Relation = dict[tuple[str, str], int]
 
 
 def relation(
@@ -40,6 +35,7 @@ def relation(
 ) -> tuple[Relation, set[str]]:
     """Return which results share memory with what, and the paths of all tensors that could be looked at.
 
+    Parts of one storage that do not meet can't show in one another, and are not told.
     Empty tensors and those without a storage of their own (sparse, nested, wrappers) claim nothing.
     Take it right after the call: later the storages may be others.
     """
@@ -52,14 +48,20 @@ def relation(
             address = tensor.untyped_storage().data_ptr()
             if address:
                 paths.add(path)
-                storages[address].append(Span(path, *_reach(tensor), output))
+                storages[address].append(Span(path, *_reach(tensor), output, len(paths)))
     found: Relation = {}
     for spans in storages.values():
+        spans.sort(key=lambda span: span.start)
         for number, one in enumerate(spans):
             for other in spans[number + 1 :]:
-                if other.output and one.path != other.path:
-                    overlap = one.start < other.stop and other.start < one.stop
-                    found[one.path, other.path] = Sharing(overlap, other.start - one.start)
+                if other.start >= one.stop:
+                    break
+                if one.path != other.path and (one.output or other.output):
+                    # The result comes last; of two results the one that is named first comes first.
+                    first, last = (
+                        (one, other) if (one.output, one.number) < (other.output, other.number) else (other, one)
+                    )
+                    found[first.path, last.path] = last.start - first.start
     return found, paths
 
 
@@ -73,26 +75,21 @@ def _reach(tensor: torch.Tensor) -> tuple[int, int]:
 def compare_relations(
     compiled: tuple[Relation, set[str]], eager: tuple[Relation, set[str]], call: int
 ) -> Iterator[Check]:
-    """Checks that compiled's results share memory where eager's do, and nowhere else.
-
-    Only overlaps count: parts of one storage that do not meet can't show in one another.
-    """
+    """Checks that compiled's results share memory where eager's do, and nowhere else."""
     both = compiled[1] & eager[1]
     pairs = dict.fromkeys(pair for side in (eager[0], compiled[0]) for pair in side if both.issuperset(pair))
-    for pair in pairs:
-        actual, expected = compiled[0].get(pair), eager[0].get(pair)
-        meets = [sharing is not None and sharing.overlap for sharing in (actual, expected)]
-        if meets == [False, False]:
-            continue
-        path, result = pair
-        if meets == [True, False]:
+    for path, result in pairs:
+        actual, expected = compiled[0].get((path, result)), eager[0].get((path, result))
+        if expected is None:
             note = f"compiled's shares memory with {path}, eager's does not: changing one in place changes both"
             yield Check("alias", result, call, False, note=note)
-        elif meets == [False, True]:
+        elif actual is None:
             note = f"eager's shares memory with {path}, compiled's is a copy: in-place changes don't reach the other"
             yield Check("alias", result, call, False, note=note)
-        elif actual is not None and expected is not None and actual.offset != expected.offset:
-            note = f"shares memory with {path} from byte {actual.offset} on, eager's from byte {expected.offset} on"
+        elif actual != expected:
+            note = (
+                f"starts {actual} bytes after {path} in the memory that they share, eager's {expected} bytes after it"
+            )
             yield Check("alias", result, call, False, note=note)
         else:
             yield Check("alias", f"{result} and {path}", call, True)

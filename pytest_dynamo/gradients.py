@@ -144,9 +144,9 @@ def _differentiate_again(found: Gradients, before: list[Leaf]) -> None:
 
 def cotangent(number: int, output: Output) -> torch.Tensor:
     """A standard normal tensor of the shape and dtype of output ``number``, the same at every call."""
-    generator = torch.Generator().manual_seed(0x5EED + number)
+    generator = torch.Generator("cpu").manual_seed(0x5EED + number)
     dtype = torch.complex64 if output.dtype.is_complex else torch.float32
-    return torch.randn(output.shape, generator=generator, dtype=dtype).to(output.dtype)
+    return torch.randn(output.shape, generator=generator, dtype=dtype, device="cpu").to(output.dtype)
 
 
 def _same_graph(leaf: Leaf) -> bool:

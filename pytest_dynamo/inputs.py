@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import random
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +22,20 @@ from pytest_dynamo._torch import storage_key
 #: run changes in them is put back afterwards (`State`).
 STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
 _FOREIGN = frozenset(
-    {"_pytest", "asyncio", "concurrent", "logging", "multiprocessing", "pytest", "threading", "unittest"}
+    {
+        "_pytest",
+        "pytest_dynamo",
+        "asyncio",
+        "concurrent",
+        "logging",
+        "multiprocessing",
+        "pytest",
+        "threading",
+        "unittest",
+    }
 )
+#: What every module has in ``__dict__`` besides its own attributes: hooks, parameters, buffers, modules.
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 CONTAINERS = (dict, list, set, collections.deque)
 #: Values that only hold others.
 _COMPOUND = (tuple, frozenset, *CONTAINERS)
@@ -80,7 +94,8 @@ def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def is_foreign(value: Any) -> bool:
     """Whether an object belongs to a framework whose insides are none of a model's state."""
-    return type(value).__module__.partition(".")[0] in _FOREIGN
+    home = type(value).__module__
+    return home.partition(".")[0] in _FOREIGN or home.startswith("torch._")
 
 
 def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
@@ -98,8 +113,9 @@ def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
 def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
     """What a call can change and is not cloned for it.
 
-    Modules and optimizers in ``fn``, in what it closes over, and in arguments; objects and containers
-    that belong to ``fn``: the instance of a bound method, a callable object, a closure's list.
+    Modules and optimizers in ``fn``, in what it closes over, in globals that it names and in arguments;
+    tensors, generators of random numbers, objects and containers there, but for those in arguments;
+    variables of enclosing functions themselves.
     """
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}
@@ -108,19 +124,41 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
     while todo:
         start, belongs = todo.pop()
         for value in walk(start, seen):
-            if isinstance(value, STATEFUL) or (isinstance(value, torch.Tensor) and start is not arguments):
+            if isinstance(value, STATEFUL) or (is_random(value) and start is not arguments):
+                found[id(value)] = value
+                if isinstance(value, torch.nn.Module):
+                    own = (vars(module).items() for module in value.modules())
+                    todo += [(held, True) for items in own for name, held in items if name not in OF_EVERY_MODULE]
+            elif isinstance(value, torch.Tensor) and start is not arguments:
                 found[id(value)] = value
             elif isinstance(value, types.FunctionType):
-                cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-                todo += [(held, isinstance(held, CONTAINERS)) for held in cells]
+                cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+                filled = [Variable(name, cell) for name, cell in cells if is_filled(cell)]
+                found |= {id(variable.cell): variable for variable in filled}
+                todo += [(variable.cell.cell_contents, True) for variable in filled]
                 used = (value.__globals__.get(name) for name in _names(value.__code__))
-                todo += [(v, False) for v in used if isinstance(v, (*STATEFUL, torch.Tensor)) or _is_users(v)]
+                todo += [(held, True) for held in used if not isinstance(held, types.FunctionType) or _is_users(held)]
                 todo += [(value.__defaults__, True), (value.__kwdefaults__, True)]
             elif isinstance(value, types.MethodType):
                 todo.append((value.__func__, False))
             elif belongs and (isinstance(value, CONTAINERS) or has_attributes(value)):
                 found[id(value)] = value
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of an enclosing function, which a function may give another value (``nonlocal``)."""
+
+    name: str
+    cell: types.CellType
+
+
+def is_random(value: Any) -> bool:
+    """Whether a value is a generator of random numbers of torch, Python or NumPy."""
+    if isinstance(value, (torch.Generator, random.Random)):
+        return True
+    return type(value).__module__.startswith("numpy.random") and hasattr(value, "bytes")
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -142,10 +180,11 @@ def has_attributes(value: Any) -> bool:
         not is_foreign(value)
         and isinstance(getattr(value, "__dict__", None), dict)
         and not isinstance(value, (torch.Tensor, torch.Generator, types.MethodType, functools.partial))
+        and not isinstance(value, (type, types.ModuleType))
     )
 
 
-def _filled(cell: types.CellType) -> bool:
+def is_filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - an empty cell raises
     except ValueError:

@@ -27,8 +27,9 @@ class Result:
 class Kept:
     """Watches results of earlier calls while they are alive, without keeping them alive."""
 
-    #: How many of the latest results are watched.
+    #: How many of the latest results are watched, and how many bytes of them: each call reads them twice.
     LIMIT = 100
+    BYTES = 1 << 26
 
     def __init__(self) -> None:
         self._results: list[Result] = []
@@ -38,7 +39,15 @@ class Kept:
         for path, tensor in inputs.named_tensors(value, "out"):
             if _torch.storage_key(tensor) is not None and tensor.numel():
                 self._results.append(Result(name, call, path, weakref.ref(tensor)))
-        self._results = [result for result in self._results if result.tensor() is not None][-self.LIMIT :]
+        room, watched = self.BYTES, []
+        for result in reversed(self._results[-self.LIMIT :]):
+            held = result.tensor()
+            if held is None:
+                continue
+            room -= held.untyped_storage().nbytes()
+            if room >= 0:
+                watched.append(result)
+        self._results = watched[::-1]
 
     def before(self) -> list[tuple[Result, torch.Tensor]]:
         """What the results hold now, in short."""

@@ -48,6 +48,7 @@ def compare(
     call: int = 1,
     path: str = "out",
     pairs: Pairs | None = None,
+    number_dtype: torch.dtype = torch.float32,
 ) -> list[Check]:
     """Compare two results: structure, types, and every tensor and number in them.
 
@@ -58,11 +59,13 @@ def compare(
             bitwise. Where they are None, those of ``torch.testing.assert_close`` for the dtype.
         call: number of the call within the test, for the checks.
         path: name of the result, for the checks.
-        pairs: filled with the tensors that were met.
+        pairs: filled with the tensors that were met, and with Python numbers as tensors.
+        number_dtype: dtype of the arithmetic that Python numbers come from, as by ``.item()``.
     """
     checks: list[Check] = []
+    comparison = _Comparison(tolerances, call, {} if pairs is None else pairs, number_dtype)
     try:
-        for check in _Comparison(tolerances, call, {} if pairs is None else pairs).values(actual, expected, path):
+        for check in comparison.values(actual, expected, path):
             checks.append(check)
     except Exception as error:  # from a method of the user's, or an operation that a tensor lacks
         note = f"comparing stopped at {type(error).__name__}: {error}"
@@ -71,7 +74,8 @@ def compare(
 
 
 class _Comparison:
-    def __init__(self, tolerances: Tolerances, call: int, pairs: Pairs) -> None:
+    def __init__(self, tolerances: Tolerances, call: int, pairs: Pairs, number_dtype: torch.dtype) -> None:
+        self._number_dtype = number_dtype
         self._tolerances = tolerances
         self._pairs = pairs
         self._call = call
@@ -207,12 +211,12 @@ class _Comparison:
                 yield self._check("structure", f"{path}.{name}", False, "eager has no such attribute")
 
     def _number(self, actual: Any, expected: Any, path: str) -> Check:
-        # A Python number may come from float32 arithmetic, as by `.item()`: its tolerance holds.
-        a, e = (
-            torch.tensor(v, dtype=torch.complex128 if isinstance(v, complex) else torch.float64)
-            for v in (actual, expected)
-        )
-        return self._close(a, e, path, *self._limits(torch.float32))
+        """Compare Python numbers, which may come from arithmetic in the dtype of a tensor."""
+        dtype = torch.complex64 if isinstance(expected, complex) else self._number_dtype
+        wide = torch.complex128 if isinstance(expected, complex) else torch.float64
+        a, e = (torch.tensor(v, dtype=wide, device="cpu") for v in (actual, expected))
+        self._pairs[path] = (a.to(dtype), e.to(dtype))
+        return self._close(a, e, path, *self._limits(dtype))
 
     # -- tensors --
 

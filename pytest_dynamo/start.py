@@ -70,6 +70,13 @@ class Start:
         self.written: list[Written] = []
         self.changed: dict[str, Any] = {}
         self._clones = self.clone(arguments)
+        #: Storages of the caller's arguments, and those of their clones.
+        self._originals = dict(
+            zip(
+                (_torch.storage_key(tensor) for _, tensor in inputs.named_arguments(arguments)),
+                (_torch.storage_key(tensor) for _, tensor in inputs.named_arguments(self._clones)),
+            )
+        )
         self._clone_state = State(holders(self._clones))
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
         self._state = State(self.owners)
@@ -164,13 +171,33 @@ class Start:
                 yield names.get(key, f"tensor {number} that the function holds")
 
     @property
+    def autocast(self) -> bool:
+        """Whether eager ran under autocast, at least in part."""
+        return self._mode.autocast
+
+    @property
+    def number_dtype(self) -> torch.dtype:
+        """The coarsest dtype of the tensors that eager made Python numbers of."""
+        numbers = [dtype for dtype in self._mode.numbers if dtype.is_floating_point]
+        return max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+    def carries_graph(self) -> str | None:
+        """A tensor of state that ends a graph from before the call, which is not ours to run through."""
+        names = {id(tensor): path for path, tensor in self._named.items()}
+        for number, tensor in enumerate(self._tensors):
+            if tensor.requires_grad and not tensor.is_leaf:
+                return names.get(id(tensor), f"tensor {number} that the function holds")
+        return None
+
+    @property
     def draws(self) -> list[torch.dtype]:
         """Dtypes in which eager drew random numbers, in order."""
         return self._mode.draws
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """Whether eager wrote to what a tensor from before the call holds."""
-        return _torch.storage_key(tensor) in self._mode.before
+        """Whether eager wrote to what a tensor from before the call holds, or to the clone of it."""
+        key = _torch.storage_key(tensor)
+        return key in self._mode.before or self._originals.get(key) in self._clone_contents
 
     def rewind(self) -> None:
         """Bring state and random numbers back to the start."""

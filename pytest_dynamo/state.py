@@ -16,8 +16,12 @@ import torch
 from pytest_dynamo import _torch
 from pytest_dynamo._torch import storage_key
 from pytest_dynamo.inputs import CONTAINERS
+from pytest_dynamo.inputs import OF_EVERY_MODULE
 from pytest_dynamo.inputs import STATEFUL
+from pytest_dynamo.inputs import Variable
 from pytest_dynamo.inputs import has_attributes
+from pytest_dynamo.inputs import is_filled
+from pytest_dynamo.inputs import is_random
 from pytest_dynamo.inputs import named
 from pytest_dynamo.inputs import state_tensors
 from pytest_dynamo.inputs import walk
@@ -41,9 +45,15 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         #: Dtypes in which random numbers were drawn, in order.
         self.draws: list[torch.dtype] = []
+        #: Dtypes of tensors that became Python numbers.
+        self.numbers: set[torch.dtype] = set()
+        #: Whether autocast was on in any operation.
+        self.autocast = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not _torch.is_operator(func):
+            return func(*_torch.watched_bodies(self, args), **kwargs)
         for tensor in _torch.written_arguments(func, args, kwargs):
             key = storage_key(tensor)
             if key is not None and key not in self._born and key not in self.before:
@@ -51,6 +61,9 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
                 self.before[key] = (storage, storage.clone())
         known = {storage_key(tensor) for tensor in _torch.tensors_in((args, kwargs))}
         out = func(*args, **kwargs)
+        if _torch.makes_number(func):
+            self.numbers.add(args[0].dtype)
+        self.autocast = self.autocast or _torch.autocast_enabled()
         if _torch.draws_random_numbers(func):
             self.draws.append(_torch.tensors_in(out)[0].dtype)
         for tensor in _torch.tensors_in(out):
@@ -144,8 +157,8 @@ class Gone:
 
 GONE = Gone()
 
-#: What every module has in ``__dict__`` besides its own attributes: hooks, parameters, buffers, modules.
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+#: What every optimizer has besides its own attributes, and what wraps its methods; told apart from them.
+_OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults", "step", "profile_hook_step"})
 
 
 class State:
@@ -158,7 +171,8 @@ class State:
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
-        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._generators: list[tuple[Any, Any]] = []
+        self._variables: list[tuple[Variable, Any]] = []
         self._held: list[torch.Tensor] = []
         seen: dict[int, Any] = {}
         kept: set[int] = set()
@@ -172,6 +186,12 @@ class State:
             if isinstance(owner, torch.optim.Optimizer):
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
+                self._attributes.append((prefix, owner, type(owner), dict(vars(owner))))
+                for number, content in enumerate(owner.state.values()):
+                    for name, held in content.items():
+                        self._keep(held, f"{prefix}state {number}.{name}", seen)
+            elif isinstance(owner, Variable):
+                self._variables.append((owner, owner.cell.cell_contents))
             elif not isinstance(owner, (torch.nn.Module, torch.Tensor)):
                 self._keep(owner, prefix, seen)
             for tensor in state_tensors(owner):
@@ -193,8 +213,8 @@ class State:
                 self._held.append(value)
             if isinstance(value, CONTAINERS):
                 self._containers.append((path, value, copy.copy(value)))
-            elif isinstance(value, torch.Generator):
-                self._generators.append((value, value.get_state()))
+            elif is_random(value):
+                self._generators.append((value, _position(value)))
             elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
                 self._attributes.append((f"{path}.", value, type(value), dict(vars(value))))
 
@@ -207,7 +227,9 @@ class State:
         found: dict[str, tuple[Any, Any]] = {}
         for prefix, owner, _, values in self._attributes:
             own = vars(owner)
-            ours = _OF_EVERY_MODULE if isinstance(owner, torch.nn.Module) else ()
+            ours: frozenset[str] = frozenset()
+            if isinstance(owner, STATEFUL):
+                ours = OF_EVERY_MODULE if isinstance(owner, torch.nn.Module) else _OF_EVERY_OPTIMIZER
             for name in {**values, **own}:
                 then, now = values.get(name, GONE), own.get(name, GONE)
                 if (
@@ -217,18 +239,26 @@ class State:
                 ):
                     found[f"{prefix}{name}"] = (then, now)
         for path, container, content in self._containers:
-            if path in found or path.rpartition(".")[2] in _OF_EVERY_MODULE:
+            if path in found or path.rpartition(".")[2] in OF_EVERY_MODULE:
                 continue  # another container is there now
             if path in wanted or _differs(container, content):
                 found[path] = (content, container)
         names = {id(tensor): path for path, tensor in named_state(self.owners)}
         prefixes = {id(owner): prefix for prefix, owner in named_owners(self.owners)}
-        for optimizer, state, _ in self._optimizers:
+        for optimizer, state, groups in self._optimizers:
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
                 path = f"{prefixes[id(optimizer)]}state of {names.get(id(parameter), f'parameter {number}')}"
                 kept, held = state.get(parameter, {}), optimizer.state.get(parameter, {})
                 if path in wanted or _differs(held, kept):
                     found[path] = (kept, held)
+            for number, (group, was) in enumerate(zip(optimizer.param_groups, groups)):
+                path = f"{prefixes[id(optimizer)]}param_groups[{number}]"
+                if path in wanted or _differs(group, was):
+                    found[path] = ({**was, "params": None}, {**group, "params": None})
+        for variable, value in self._variables:
+            now = variable.cell.cell_contents if is_filled(variable.cell) else GONE
+            if now is not value or variable.name in wanted:
+                found[variable.name] = (value, now)
         for key, (tensor, grad, requires_grad, _) in self._tensors.items():
             name = names.get(key, "a tensor that the function holds")
             flags = (requires_grad, tensor.requires_grad)
@@ -263,8 +293,11 @@ class State:
                 _refill(optimizer.state[key], content)
             for group, content in zip(optimizer.param_groups, groups):
                 _refill(group, content)
+        for variable, value in self._variables:
+            if not is_filled(variable.cell) or variable.cell.cell_contents is not value:
+                variable.cell.cell_contents = value
         for generator, position in self._generators:
-            generator.set_state(position)
+            _put(generator, position)
         for tensor, kind in self._lazy:
             if type(tensor) is not kind:
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -276,6 +309,24 @@ class State:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
+
+
+def _position(generator: Any) -> Any:
+    """Where a generator of random numbers stands."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return copy.deepcopy(generator.bit_generator.state)
+    return generator.get_state()
+
+
+def _put(generator: Any, position: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(position)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = position
+    else:
+        generator.set_state(position)
 
 
 def _differs(container: Any, content: Any) -> bool:
