@@ -298,19 +298,26 @@ def _whole(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
 
 
+#: Of the whole numbers that differ, this part may lie where no other rounding moved eager's.
+_UNSEEN = 0.05
+
+
 def _follows_from_rounding(
     check: Check, compiled: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]
 ) -> Check:
-    """Excuse whole numbers that differ only where eager's own do when its operations round otherwise."""
-    wrong = compiled != eager
-    moved = torch.zeros_like(wrong)
+    """Excuse whole numbers that differ where eager's own do in other roundings, and no more than they do."""
+    c, e = compiled.to(torch.float64), eager.to(torch.float64)
+    wrong = c != e
+    moved, furthest = torch.zeros_like(wrong), 0.0
     for other in others:
         if other.shape == eager.shape:
-            moved |= other.to(eager.dtype) != eager
-    if bool((wrong & ~moved).any()):
+            off = (other.to(torch.float64) - e).abs()
+            moved |= off > 0
+            furthest = max(furthest, float(off.max()))
+    count, unseen = int(wrong.sum().item()), int((wrong & ~moved).sum().item())
+    if unseen > _UNSEEN * count or float((c - e).abs().max()) > furthest:
         return check
-    count = int(wrong.sum().item())
-    note = f"within rounding: {count} of {eager.numel()} elements differ where eager's own do in other roundings"
+    note = f"within rounding: {count} of {eager.numel()} elements differ, as eager's own do in other roundings"
     return replace(check, passed=True, note=note)
 
 

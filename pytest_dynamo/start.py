@@ -78,6 +78,8 @@ class Start:
             )
         )
         self._clone_state = State(holders(self._clones))
+        leaves = [t for t in inputs.walk(self._clones) if isinstance(t, torch.Tensor) and t.is_leaf]
+        self._clone_grads = [(tensor, tensor.grad) for tensor in leaves]
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
         self._state = State(self.owners)
         self._named = dict(named_state(self.owners))
@@ -221,10 +223,20 @@ class Start:
     def _pristine(self) -> Arguments:
         """Arguments as they were at the start, though eager may have changed its clones."""
         changed = State(holders(self._clones))
+        grads = [(tensor, tensor.grad) for tensor, _ in self._clone_grads]
         self._mode.swap(self._clone_contents)
         self._clone_state.restore()
+        _give(self._clone_grads)
         try:
             return self.clone(self._clones)
         finally:
             self._mode.swap(self._clone_contents)
             changed.restore()
+            _give(grads)
+
+
+def _give(grads: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    """Set ``.grad`` of tensors where it is another."""
+    for tensor, grad in grads:
+        if tensor.grad is not grad:
+            tensor.grad = grad

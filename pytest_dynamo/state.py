@@ -84,12 +84,13 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         """
         kept = {storage_key(tensor) for owner in owners for tensor in state_tensors(owner)}
         off = {}
-        for value in walk(clones):
-            if isinstance(value, torch.Tensor):
-                key = storage_key(value)
-                if key is not None and key not in kept and key in self.before:
-                    storage, off[key] = self.before.pop(key)
-                    self._off[key] = storage
+        tensors = [value for value in walk(clones) if isinstance(value, torch.Tensor)]
+        grads = [grad for value in tensors if value.is_leaf and (grad := value.grad) is not None]
+        for tensor in (*tensors, *grads):
+            key = storage_key(tensor)
+            if key is not None and key not in kept and key in self.before:
+                storage, off[key] = self.before.pop(key)
+                self._off[key] = storage
         return off
 
     def swap(self, contents: dict[int, torch.UntypedStorage]) -> None:
