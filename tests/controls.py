@@ -21,6 +21,8 @@ from faults import INT64
 from faults import Call
 from faults import data
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 
@@ -740,4 +742,199 @@ OPERATIONS = [
     Control("factories", function(lambda x: x + torch.arange(8) + torch.full((8,), 0.5) + torch.eye(8)[0], (4, 8))),
 ]
 
-CONTROLS = [*SHARING, *CHANCE, *MODELS, *STATES, *TYPES, *OPERATIONS]
+# -- state of real size, low precision and operators of a higher order ------------------------------
+
+
+def wide(dtype: torch.dtype) -> nn.Module:
+    """A block with more than 8 KB of parameters, made alike each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64)).to(dtype)
+
+
+def wide_convolution() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU()),
+    )
+
+
+def after_wide(fn: Callable[..., Any], *given: Argument) -> Any:
+    """A ``make`` for a function of what `wide` gives, whose state is in a closure."""
+
+    def made(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+        model = wide(dtype)
+        return lambda x, *others: fn(model(x), *others), lambda seed: (arguments(given, dtype, seed), {})
+
+    return made
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(
+        x.sum() > 0,
+        lambda x: F.layer_norm(F.gelu(x) * x, (64,)),
+        lambda x: (F.silu(x) * x).softmax(-1),
+        (x,),
+    )
+
+
+def looping(x: torch.Tensor) -> Any:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+
+
+def with_distance(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+    return score + (j - i) * 0.1
+
+
+def attend_flexibly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return flex_attention(q, k, v, score_mod=with_distance)
+
+
+def causal(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+    return torch.where(i >= j, score, -float("inf"))
+
+
+def attend_causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return flex_attention(q, k, v, score_mod=causal)
+
+
+def mixed_precision(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+    """A loss under autocast with weights in float32."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(2)]
+    model = nn.Sequential(*blocks).to(dtype)
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.mse_loss(model(x), y)
+
+    return fn, lambda seed: (arguments(((16, 32), (16, 32)), dtype, seed), {})
+
+
+def step_with_loss(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+    """A training step whose loss still has the graph that backward has freed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = F.mse_loss(model(x), y)
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step, lambda seed: (arguments(((6, 4), (6, 2)), dtype, seed), {})
+
+
+def overflowing(x: torch.Tensor) -> Any:
+    return (x * x).sum(-1).sqrt(), (x * 300 * x) / 300, F.normalize(x * 100, dim=-1)
+
+
+def growing(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The later the call, the larger; it overflows float16 from the third on."""
+    return (data(torch.float32, 8, 64, seed=seed) * 10 ** (seed // 100 * 2) / 10).to(dtype)
+
+
+def thresholds(x: torch.Tensor) -> Any:
+    return (x * 1.7).sigmoid() * x > 0.3, (x.tanh() * 4 * x).round().int()
+
+
+def quantized(x: torch.Tensor) -> Any:
+    x = F.silu(x) * 1.3
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def choices(x: torch.Tensor) -> Any:
+    return x.topk(5), x.argmax(-1), x > 0.3
+
+
+def normalizing_inferring(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(dtype)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(x)
+
+    return fn, lambda seed: (arguments(((5, 4),), dtype, seed), {})
+
+
+class Recurrent(nn.Module):
+    """Carries its hidden state, with its graph, from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.hidden is None:
+            self.hidden = torch.zeros(x.shape[0], 4, dtype=x.dtype)
+        self.hidden = self.cell(x, self.hidden)
+        return self.hidden
+
+
+def fed_back(fn: Callable[..., Any], make: Callable[[torch.dtype], Any]) -> Any:
+    """A ``make`` for a function that changes what the caller holds, each time the same object."""
+
+    def made(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+        held = make(dtype)
+        return fn, lambda seed: ((data(dtype, 4, seed=seed), held), {})
+
+    return made
+
+
+def add_to(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    c.add_(x)
+    return c
+
+
+def append_pair(x: torch.Tensor, cache: list[Any]) -> Any:
+    cache.append((x * 2, x + 1))
+    return torch.stack([k + v for k, v in cache]).sum(0), cache
+
+
+def write_pairs(x: torch.Tensor, cache: list[Any]) -> Any:
+    for k, v in cache:
+        k[:, 1] = x
+        v[:, 1] = x * 2
+    return x + cache[0][0].sum(), cache
+
+
+def extend_entry(x: torch.Tensor, cache: dict[str, torch.Tensor]) -> Any:
+    cache["keys"] = torch.cat([cache["keys"], x[None]])
+    return cache["keys"] @ x, cache
+
+
+def zero_pairs(dtype: torch.dtype) -> list[Any]:
+    return [(torch.zeros(4, 4, dtype=dtype), torch.zeros(4, 4, dtype=dtype)) for _ in range(3)]
+
+
+REAL = [
+    Control("block of real size", module(lambda: wide(torch.float32), grad(32, 64)), telling=True),
+    Control("convolutions of real size in training", module(wide_convolution, (4, 3, 16, 16)), telling=True),
+    Control("changed state returned", fed_back(add_to, lambda dtype: torch.zeros(4, dtype=dtype)), telling=True),
+    Control("list of pairs appended to", fed_back(append_pair, lambda dtype: [])),
+    Control("list of pairs written to", fed_back(write_pairs, zero_pairs), telling=True),
+    Control("dict as a cache", fed_back(extend_entry, lambda dtype: {"keys": torch.zeros(1, 4, dtype=dtype)})),
+    Control("cond", function(branching, (8, 64)), telling=True),
+    Control("while_loop", function(looping, (4,)), telling=True),
+    Control("flex_attention", function(attend_flexibly, *[(1, 2, 128, 32)] * 3), telling=True),
+    Control("causal flex_attention", function(attend_causally, *[(1, 2, 16, 16)] * 3), telling=True),
+    Control("hidden state with its graph", module(Recurrent, (2, 3)), not_checked=True),
+    Control("autocast with gradients", mixed_precision, dtypes=FLOAT32, telling=True),
+    Control("overflow", function(overflowing, growing), dtypes=(torch.float16,), telling=True),
+    Control("choices from a model", after_wide(choices, (64, 64)), telling=True),
+    Control("thresholds", function(thresholds, (64, 64)), telling=True),
+    Control("quantization", function(quantized, (64, 512)), telling=True),
+    Control(
+        "loss as a number",
+        after_wide(lambda y, target: F.mse_loss(y, target).item(), (8, 64), (8, 64)),
+        telling=True,
+    ),
+    Control("batch norm in training within inference mode", normalizing_inferring, telling=True),
+    Control("training step that returns its loss", step_with_loss),
+]
+
+CONTROLS = [*SHARING, *CHANCE, *MODELS, *STATES, *TYPES, *OPERATIONS, *REAL]

@@ -444,7 +444,24 @@ def different_shapes(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
     return lambda dtype: (fn, [((data(dtype, *shape, seed=n),), {}) for n, shape in enumerate(shapes)])
 
 
+def behind_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Attention weights as model libraries mask them: by adding the lowest number."""
+    return (x + (1.0 - mask.to(x.dtype)) * torch.finfo(x.dtype).min).softmax(-1)
+
+
+def left_half(dtype: torch.dtype) -> torch.Tensor:
+    mask = torch.zeros(4, 8, dtype=torch.int64)
+    mask[:, :4] = 1
+    return mask
+
+
 VALUES = [
+    Fault(
+        "row twice as large behind a mask",
+        "values",
+        of(behind_mask, lambda dtype: data(dtype, 4, 8), left_half),
+        on_output(lambda out: written(out, 1, out[1] * 2)),
+    ),
     Fault("wrong operation", "values", on(lambda x: torch.relu(x) + 1, (4, 8)), swap("relu", torch.sigmoid)),
     Fault("bias dropped", "values", on(linear, *LINEAR), swap("linear", lambda x, w, b: F.linear(x, w))),
     Fault("wrong constant", "values", on(affine, (4, 8)), swap("add", lambda x, one: x + 1.5)),
@@ -1204,6 +1221,29 @@ def closure_list(dtype: torch.dtype) -> tuple[Callable[..., Any], list[Call]]:
     return fn, [((data(dtype, 4, 8),), {})]
 
 
+class Holding(nn.Module):
+    """Keeps a batch norm where torch does not find it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.BatchNorm1d(32, momentum=0.5)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+class Schedule:
+    """Sets the learning rate of an optimizer in each call."""
+
+    def __init__(self) -> None:
+        self.optimizer = torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.5
+        return x * 2
+
+
 counting = with_module(Counter, (4, 8), calls=2)
 counting_once = with_module(Counter, (4, 8))
 normalizing = with_module(lambda: nn.BatchNorm1d(32, momentum=0.5), (16, 32))
@@ -1229,6 +1269,19 @@ STATES = [
     Fault("Python counter not incremented", "state", counting, compiled_as=without("calls")),
     Fault("list of the module not appended to", "state", counting, compiled_as=then_forgotten),
     Fault("list of the module replaced by a copy from before", "state", counting, compiled_as=without("seen")),
+    Fault(
+        "other momentum in a module that is not registered",
+        "state",
+        with_module(Holding, (16, 32)),
+        swap("batch_norm", other_momentum),
+        dtypes=FLOAT32,
+    ),
+    Fault(
+        "learning rate not set",
+        "state",
+        lambda dtype: (Schedule(), [((data(dtype, 4, 8),), {})]),
+        compiled_as=only_double_one,
+    ),
     Fault(
         "wrong value for a new buffer", "state", with_module(Rebinding, (4, 8)), swap("mean", lambda x, dim: x.sum(dim))
     ),
@@ -1331,11 +1384,95 @@ class LossyEmbedding(torch.autograd.Function):
         return None, grad.new_zeros(ctx.shape).scatter(0, index[:, None].expand_as(grad), grad)
 
 
+class Trainer:
+    """Holds a module, as code does that is no module itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+class Unregistered(nn.Module):
+    """Keeps modules in a list, where torch does not find them."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.list = [*modules]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self.list:
+            x = module(x)
+        return x
+
+
+#: Where functions keep modules.
+GLOBAL_LIST: list[nn.Module] = []
+GLOBAL_DICT: dict[str, nn.Module] = {}
+
+
+def held(hold: Callable[[nn.Module], Callable[..., Any]]) -> Any:
+    """A ``make`` for what ``hold`` makes of a linear layer."""
+
+    def made(dtype: torch.dtype) -> tuple[Callable[..., Any], list[Call]]:
+        torch.manual_seed(0)
+        return hold(nn.Linear(4, 4).to(dtype)), [((data(dtype, 2, 4),), {})]
+
+    return made
+
+
+def in_closure(model: nn.Module) -> Callable[..., Any]:
+    trainer = Trainer(model)
+    return lambda x: trainer.model(x)
+
+
+def in_global_list(model: nn.Module) -> Callable[..., Any]:
+    GLOBAL_LIST[:] = [model]
+    return lambda x: GLOBAL_LIST[0](x)
+
+
+def in_global_dict(model: nn.Module) -> Callable[..., Any]:
+    GLOBAL_DICT["model"] = model
+    return lambda x: GLOBAL_DICT["model"](x)
+
+
+def half_as_large_again(*gradients: Any) -> Any:
+    return [None if g is None else g * 1.5 for g in gradients]
+
+
+def backward_inside(x: torch.Tensor) -> torch.Tensor:
+    (x**2).sum().backward()
+    return x.detach() * 2
+
+
+def backward_inside_nested(entries: dict[str, torch.Tensor]) -> torch.Tensor:
+    return backward_inside(entries["x"])
+
+
 #: Of `linear`: gradients come in the order x, weight, bias.
 trained = on(linear, *LINEAR, grad=True)
 perceptron = with_module(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), (6, 4), grad=True)
 
 GRADIENTS = [
+    *[
+        Fault(f"gradient of a module {where}", "grad", held(hold), on_gradients(half_as_large_again))
+        for where, hold in [
+            ("in a list", Unregistered),
+            ("in an object in a closure", in_closure),
+            ("in a global list", in_global_list),
+            ("in a global dict", in_global_dict),
+        ]
+    ],
+    Fault(
+        "gradient left in an argument",
+        "mutation",
+        on(backward_inside, (4,), grad=True),
+        on_gradients(half_as_large_again),
+    ),
+    Fault(
+        "gradient left in an item of an argument",
+        "mutation",
+        of(backward_inside_nested, lambda dtype: {"x": leaf(dtype, 4)}),
+        on_gradients(half_as_large_again),
+    ),
     Fault("gradient of a weight lost", "grad", trained, on_gradients(lambda x, w, b: (x, None, b))),
     Fault("gradient of a weight zero", "grad", trained, on_gradients(lambda x, w, b: (x, torch.zeros_like(w), b))),
     Fault("sign of a gradient", "grad", trained, on_gradients(lambda x, w, b: (x, -w, b))),
@@ -1497,6 +1634,22 @@ def not_compiling(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[...
     raise NotImplementedError("an operation is missing")
 
 
+def not_compiling_at_runtime(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+    raise RuntimeError("the backend is broken")
+
+
+def raises_after_graph(x: torch.Tensor) -> torch.Tensor:
+    """Raises a RuntimeError after something that can be compiled."""
+    y = x * 2
+    torch._dynamo.graph_break()
+    raise RuntimeError(f"{y.dim()} dims")
+
+
+def inverse_of_zero(x: torch.Tensor) -> torch.Tensor:
+    """Raises a RuntimeError that shows at run time only."""
+    return torch.linalg.inv(x * 0)
+
+
 def one_buffer(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
     """Writes all results into the memory of the first."""
     buffers: list[torch.Tensor] = []
@@ -1580,6 +1733,14 @@ OTHERS = [
     Fault("another class of exception", "exception", outside, graph(other_error)),
     Fault("raises from the second run on", "exception", on(affine, (4, 8), calls=2), raises_later, call=2),
     Fault("does not compile", "exception", on(affine, (4, 8)), not_compiling),
+    Fault("does not compile where eager raises", "exception", on(raises_after_graph, (2, 4)), not_compiling_at_runtime),
+    Fault(
+        "does not compile what raises at run time",
+        "exception",
+        on(inverse_of_zero, (4, 4)),
+        not_compiling_at_runtime,
+        dtypes=FLOAT32,
+    ),
     Fault("output buffer used again", "overwritten", on(affine, (4, 8), calls=2), one_buffer, call=2),
     Fault("one of two buffers used again", "overwritten", on(affine, (4, 8), calls=3), two_buffers, call=3),
     Fault("earlier output cleared", "overwritten", on(plus_and_minus, (4, 8), calls=2), clears_last, call=2),

@@ -98,7 +98,10 @@ def test_inductor(project: Any, call: str) -> None:
 
 
 def test_precision_casts(project: Any) -> None:
-    """A difference that is only inductor's higher precision vanishes when eager's casts are emulated."""
+    """A difference that is only inductor's higher precision vanishes when eager's casts are emulated.
+
+    Older versions of torch don't emulate them on a CPU, and then the report says that it does not help.
+    """
     run = project.test(
         """
         import pytest, torch
@@ -111,9 +114,13 @@ def test_precision_casts(project: Any) -> None:
             compiled(f)(torch.full((64,), 3.0, dtype=torch.bfloat16))
         """
     )
+    x = torch.full((64,), 3.0, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    emulated = torch.compile(lambda x: (x + 0.001) - x, options={"emulate_precision_casts": True})(x)
+    cured = torch.equal(emulated, (x + 0.001) - x)
     found = diagnosis_of(run)
-    assert (found["stage"], found["cured_by"]) == ("inductor", "emulate_precision_casts")
-    assert "emulate_precision_casts cures it" in run.text
+    assert (found["stage"], found["cured_by"]) == ("inductor", "emulate_precision_casts" if cured else None)
+    assert f"emulate_precision_casts {'cures it' if cured else 'does not cure it'}" in run.text
 
 
 def test_a_backend_of_the_users(project: Any) -> None:
