@@ -627,12 +627,6 @@ def makes_number(func: Any) -> bool:
     return str(func) == "aten._local_scalar_dense.default"
 
 
-def autocast_enabled() -> bool:
-    import torch
-
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
 def makes_views(func: Any) -> bool:
     """Whether an operation returns views of its operands and writes nothing."""
     found = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]

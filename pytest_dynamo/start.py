@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -85,6 +86,8 @@ class Start:
         self._named = dict(named_state(self.owners))
         self._tensors = self._state.tensors()
         self._mode = CopyBeforeWrite()
+        #: Whether eager ran under autocast, at least in part.
+        self.autocast = False
         self._untouched: dict[int, torch.Tensor] = {}
 
     def clone(self, arguments: Arguments) -> Arguments:
@@ -113,7 +116,7 @@ class Start:
         leaves = self.leaves(self._clones) if differentiate else []
         sharing: tuple[Relation, set[str]] = ({}, set())
         try:
-            with torch.compiler.set_stance("force_eager"), self._mode:
+            with torch.compiler.set_stance("force_eager"), self._watch_autocast(), self._mode:
                 value = self.fn(*args, **kwargs)
         except Exception as raised:
             error = raised
@@ -132,6 +135,19 @@ class Start:
             self._state.restore()
         self._untouched = fingerprints(t for t in self._tensors if not self.writes(t))
         return Outcome(value, error, self._clones, after, sharing, found)
+
+    @contextmanager
+    def _watch_autocast(self) -> Iterator[None]:
+        """Notice whether autocast is on or switched on; below it, operations can't tell."""
+        self.autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        enter = torch.autocast.__enter__
+
+        def entered(context: Any) -> Any:
+            self.autocast = True
+            return enter(context)  # type: ignore[no-untyped-call]
+
+        with mock.patch.object(torch.autocast, "__enter__", entered):
+            yield
 
     def _remember(self) -> None:
         """Keep what eager left in state, before it is put back."""
@@ -171,11 +187,6 @@ class Start:
             number, tensor = tensors.get(key, (0, None))
             if tensor is not None and not torch.equal(before, fingerprint(tensor.untyped_storage())):
                 yield names.get(key, f"tensor {number} that the function holds")
-
-    @property
-    def autocast(self) -> bool:
-        """Whether eager ran under autocast, at least in part."""
-        return self._mode.autocast
 
     @property
     def number_dtype(self) -> torch.dtype:

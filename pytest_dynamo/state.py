@@ -47,8 +47,6 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         self.draws: list[torch.dtype] = []
         #: Dtypes of tensors that became Python numbers.
         self.numbers: set[torch.dtype] = set()
-        #: Whether autocast was on in any operation.
-        self.autocast = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,7 +61,6 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         out = func(*args, **kwargs)
         if _torch.makes_number(func):
             self.numbers.add(args[0].dtype)
-        self.autocast = self.autocast or _torch.autocast_enabled()
         if _torch.draws_random_numbers(func):
             self.draws.append(_torch.tensors_in(out)[0].dtype)
         for tensor in _torch.tensors_in(out):
@@ -188,6 +185,9 @@ class State:
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
                 self._attributes.append((prefix, owner, type(owner), dict(vars(owner))))
+                for name, held in vars(owner).items():
+                    if name not in _OF_EVERY_OPTIMIZER:
+                        self._keep(held, f"{prefix}{name}", seen)
                 for number, content in enumerate(owner.state.values()):
                     for name, held in content.items():
                         self._keep(held, f"{prefix}state {number}.{name}", seen)
@@ -254,8 +254,10 @@ class State:
                     found[path] = (kept, held)
             for number, (group, was) in enumerate(zip(optimizer.param_groups, groups)):
                 path = f"{prefixes[id(optimizer)]}param_groups[{number}]"
-                if path in wanted or _differs(group, was):
-                    found[path] = ({**was, "params": None}, {**group, "params": None})
+                # Dynamo itself makes the optimizers that it traces capturable.
+                then, now = ({k: v for k, v in g.items() if k not in ("params", "capturable")} for g in (was, group))
+                if path in wanted or _differs(now, then):
+                    found[path] = (then, now)
         for variable, value in self._variables:
             now = variable.cell.cell_contents if is_filled(variable.cell) else GONE
             if now is not value or variable.name in wanted:

@@ -777,6 +777,11 @@ def branching(x: torch.Tensor) -> torch.Tensor:
     )
 
 
+def branching_to_tuples(x: torch.Tensor) -> Any:
+    """Branches that give a tensor alone can't be differentiated while Dynamo is off."""
+    return torch.cond(x.sum() > 0, lambda x: (F.layer_norm(F.gelu(x), (64,)),), lambda x: (x.softmax(-1),), (x,))
+
+
 def looping(x: torch.Tensor) -> Any:
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
 
@@ -808,6 +813,18 @@ def mixed_precision(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[i
             return F.mse_loss(model(x), y)
 
     return fn, lambda seed: (arguments(((16, 32), (16, 32)), dtype, seed), {})
+
+
+def mixed_normalised(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
+    """A model under autocast whose last bias eager sums in bfloat16, and compiled code in more digits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)).to(dtype)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    return fn, lambda seed: (arguments(((16, 32),), dtype, seed), {})
 
 
 def step_with_loss(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[[int], Call]]:
@@ -919,11 +936,13 @@ REAL = [
     Control("list of pairs written to", fed_back(write_pairs, zero_pairs), telling=True),
     Control("dict as a cache", fed_back(extend_entry, lambda dtype: {"keys": torch.zeros(1, 4, dtype=dtype)})),
     Control("cond", function(branching, (8, 64)), telling=True),
+    Control("cond with gradients", function(branching_to_tuples, grad(8, 64)), telling=True),
     Control("while_loop", function(looping, (4,)), telling=True),
     Control("flex_attention", function(attend_flexibly, *[(1, 2, 128, 32)] * 3), telling=True),
     Control("causal flex_attention", function(attend_causally, *[(1, 2, 16, 16)] * 3), telling=True),
     Control("hidden state with its graph", module(Recurrent, (2, 3)), not_checked=True),
     Control("autocast with gradients", mixed_precision, dtypes=FLOAT32, telling=True),
+    Control("autocast with gradients of a layer norm", mixed_normalised, dtypes=FLOAT32, telling=True),
     Control("overflow", function(overflowing, growing), dtypes=(torch.float16,), telling=True),
     Control("choices from a model", after_wide(choices, (64, 64)), telling=True),
     Control("thresholds", function(thresholds, (64, 64)), telling=True),
