@@ -619,8 +619,7 @@ def reinterprets_bits(func: Any) -> bool:
 def draws_random_numbers(func: Any) -> bool:
     import torch
 
-    # Operators of a higher order have no tags.
-    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def makes_number(func: Any) -> bool:

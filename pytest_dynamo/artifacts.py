@@ -23,6 +23,7 @@ import torch
 
 from pytest_dynamo import _torch
 from pytest_dynamo.judge import Judge
+from pytest_dynamo.judge import failed
 from pytest_dynamo.settings import Checks
 from pytest_dynamo.settings import Tolerances
 from pytest_dynamo.start import Arguments
@@ -119,9 +120,9 @@ def first_that_differs(graphs: list[Captured], variant: Variant, tolerances: Tol
         for _ in range(3 if variant.uses_cudagraphs and torch.cuda.is_available() else 1):
             start.rewind()
             look = judge.look(compiled, start.clone(arguments), differentiate=eager.gradients is not None)
-            failed = any(check.passed is False for check in judge.settle(look.checks, look.pairs))
+            differs = failed(judge.settle(look.checks, look.pairs))
             start.rewind()
-            if failed or look.outcome.error is not None:
+            if differs or look.outcome.error is not None:
                 return captured, number
     raise NoReproError("no captured graph differs by itself: the difference lies in what Dynamo does around the graphs")
 

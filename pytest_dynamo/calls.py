@@ -22,6 +22,7 @@ from pytest_dynamo.events import CompileEvent
 from pytest_dynamo.events import Event
 from pytest_dynamo.judge import Judge
 from pytest_dynamo.judge import Look
+from pytest_dynamo.judge import failed
 from pytest_dynamo.judge import told
 from pytest_dynamo.kept import Kept
 from pytest_dynamo.kept import Result
@@ -225,7 +226,7 @@ class Checker:
         self.run.checks += checks
         self.run.not_checked.update({f"{c.path}: {c.note}": None for c in checks if c.passed is None})
         self.run.notes.update(dict.fromkeys(look.notes))
-        if any(check.passed is False for check in checks):
+        if failed(checks):
             self._fail(judge, checks, number, self._locate(judge, apart))
 
     def _run_compiled(self, judge: Judge, arguments: Arguments, *, differentiate: bool) -> Look:
@@ -348,8 +349,8 @@ class Checker:
         function, call = self.function, self.function.calls
         if compiled is not None:
             self._raise_fullgraph_break(compiled)
-        failed = _torch.is_compiler_error(compiled)
-        if compiled is not None and eager is not None and isinstance(compiled, type(eager)) and not failed:
+        broken = _torch.is_compiler_error(compiled)
+        if compiled is not None and eager is not None and isinstance(compiled, type(eager)) and not broken:
             function.raised += 1
             self.run.checks.append(Check("exception", "raised", call, True))
             # Dynamo gives code up whose first call raised.

@@ -52,7 +52,7 @@ class Look:
 
     @property
     def failed(self) -> bool:
-        return any(check.passed is False for check in self.checks)
+        return failed(self.checks)
 
 
 class Judge:
@@ -192,9 +192,9 @@ class Judge:
             return  # an object that could not be copied: both sides worked on the same
         found = self._close(actual, expected, path, pairs)
         judged = [replace(check, what=what) for check in found if check.passed is not None]
-        failed = [check for check in judged if not check.passed]
-        if failed:
-            yield from failed
+        different = [check for check in judged if not check.passed]
+        if different:
+            yield from different
         elif judged:
             worst = max(judged, key=lambda check: check.max_abs or 0.0)
             yield replace(worst, path=path)
@@ -214,10 +214,10 @@ class Judge:
 
     def settle(self, checks: list[Check], pairs: Pairs) -> list[Check]:
         """Excuse what is only rounding, or what eager does not agree with itself about."""
-        if _failed(checks) and not self.damaged:
+        if failed(checks) and not self.damaged:
             # First: what eager itself does not repeat would be taken for rounding.
             checks = self._unless_nondeterministic(checks)
-        if _failed(checks) and not self.damaged:
+        if failed(checks) and not self.damaged:
             checks = self._by_float64(checks, pairs)
         return checks
 
@@ -330,7 +330,8 @@ def _strides_differ(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return any(n > 1 and a != e for n, a, e in zip(actual.shape, actual.stride(), expected.stride()))
 
 
-def _failed(checks: list[Check]) -> bool:
+def failed(checks: Sequence[Check]) -> bool:
+    """Whether anything was judged and found different."""
     return any(check.passed is False for check in checks)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from pytest_dynamo import _torch
 from pytest_dynamo.judge import Judge
+from pytest_dynamo.judge import failed
 from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.variants import backend_name
@@ -89,7 +90,7 @@ def locate(
                 look = judge.look(compiled, arguments, differentiate=differentiate)
                 if look.outcome.error is not None:
                     return True
-                if any(check.passed is False for check in judge.settle(look.checks, look.pairs)):
+                if failed(judge.settle(look.checks, look.pairs)):
                     return True
         return False
 

@@ -33,7 +33,7 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
     Only for eager runs: a dispatch mode changes what is compiled.
     """
 
-    #: Functions such as flex_attention are operators of a higher order; they run as they are.
+    #: Such as flex_attention: the functions that they are given show here what they do.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
