@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Runs what needs a GPU from a checkout that is not installed, and keeps output and JSON with date, GPU and versions.
 #
-#   tests/benchmarks/gpu.sh FOLDER PART...
+#   [SECONDS_EACH=540] tests/benchmarks/gpu.sh FOLDER PART...
 #
-# Parts: examples (6 minutes: max-autotune compiles resnet50 for four), cuda (the tests marked so, 6 minutes),
-# sweep (rounding of models, 9 minutes at most), all (the whole suite, in parallel). Run nothing beside them.
+# Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
+# (of those all but the long ones), sweep (rounding of models), all (the whole suite, in parallel). Timings need a quiet
+# machine and have scripts of their own.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?a folder for the results}
 shift
+seconds=${SECONDS_EACH:-540}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -29,26 +31,36 @@ about() {
 run() {  # NAME, then what to give to pytest
     local file=$out/h200_$1.txt
     { about; echo "\$ python -m pytest ${*:2} --dynamo-json=h200_$1.json"; } > "$file"
-    TORCHINDUCTOR_CACHE_DIR=$scratch/$1 python3 -m pytest "${@:2}" -p no:cacheprovider \
-        --dynamo-json="$out/h200_$1.json" > "$scratch/log" 2>&1
-    local status=$?
-    # Without the paths of the machine.
-    sed -e 's# -- /.*python3##' -e '/^rootdir:/d' -e '/^plugins:/d' -e 's#[^ ]*/site-packages/#.../#g' "$scratch/log" >> "$file"
-    tail -25 "$file"
-    return $status
+    # The stack of a test that takes minutes says what it waits for. Paths of the machine are left out.
+    TORCHINDUCTOR_CACHE_DIR=$scratch/$1 timeout -s INT -k 40 "$seconds" python3 -m pytest "${@:2}" -p no:cacheprovider \
+        --durations=12 --dynamo-json="$out/h200_$1.json" -o faulthandler_timeout=100 2> "$out/h200_$1.err" |
+        sed -u -e 's# -- /.*python3##' -e '/^rootdir:/d' -e '/^plugins:/d' -e 's#[^ ]*/site-packages/#.../#g' >> "$file"
+    return "${PIPESTATUS[0]}"
 }
 
-status=0
-for part in "$@"; do
-    case $part in
-        examples) run examples tests/examples -v ;;
-        cuda) run cuda tests -m cuda -v ;;
+part() {
+    case $1 in
+        examples) run examples tests/examples -v -n 5 ;;
+        cuda) run cuda tests -m cuda -v -n 6 ;;
+        graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
         all) run all tests -n 9 -q -rf ;;
         sweep)
             TORCHINDUCTOR_CACHE_DIR=$scratch/sweep python3 tests/benchmarks/rounding_sweep.py --device cuda \
-                --out "$out/h200_rounding" --seconds 500 > "$scratch/log" 2>&1
-            tail -40 "$scratch/log" ;;
-        *) echo "unknown part: $part" >&2; false ;;
-    esac || status=1
+                --out "$out/h200_rounding" --seconds $((seconds - 40)) > "$out/h200_sweep.txt" 2>&1 ;;
+        *) echo "unknown part: $1" >&2; return 2 ;;
+    esac
+}
+
+declare -A started
+status=0
+for name in "$@"; do
+    part "$name" &
+    started[$name]=$!
+done
+for name in "$@"; do
+    wait "${started[$name]}"
+    ended=$?
+    [ $ended = 0 ] || { status=1; echo "$name: exit status $ended"; }
+    tail -n 22 "$out/h200_$name.txt" | cut -c1-160
 done
 exit $status
