@@ -486,6 +486,29 @@ def last_call_replayed() -> bool | None:
         return None
 
 
+def held_by_cudagraphs_only(key: int) -> bool:
+    """Whether nobody but the CUDA graph that gave it still holds a storage.
+
+    Replays of a graph return the same tensor object each time, which the graph keeps.
+    """
+    trees = _module("torch._inductor.cudagraph_trees")
+    torch = _module("torch")
+    if trees is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        nodes = [] if manager is None else [node for roots in manager.roots.values() for node in roots]
+        while nodes:
+            node = nodes.pop()
+            for output in node.outputs_weakrefs:
+                if output is not None and output.ref.cdata == key:
+                    return bool(output.expired())
+            nodes += [child for children in node.children.values() for child in children]
+    except (AttributeError, AssertionError):
+        return False
+    return False
+
+
 # -- tensors --------------------------------------------------------------------------------------
 
 

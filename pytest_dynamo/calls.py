@@ -25,6 +25,7 @@ from pytest_dynamo.judge import Look
 from pytest_dynamo.judge import failed
 from pytest_dynamo.judge import told
 from pytest_dynamo.kept import Kept
+from pytest_dynamo.kept import LeftGradients
 from pytest_dynamo.kept import Result
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import quiet_trace
@@ -56,12 +57,15 @@ class Checker:
         self.run = run
         self._wanted = run.settings.checks
         self._kept = run.kept = run.kept or Kept()
+        self._left = run.left = run.left or LeftGradients()
         code = _torch.code_of(self.fn)
         where = StackFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
         self.function = FunctionRun(self.name, where, Group(self.name))
         self._compiled: Callable[..., Any] | None = None
         #: Whether it was looked into why nothing was compiled.
         self._looked = False
+        #: Results of which it was told that a later call overwrites them.
+        self._told: set[tuple[str, str]] = set()
         #: Compiled with eager's random numbers, if that was needed.
         self._apart: Callable[..., Any] | None = None
 
@@ -87,7 +91,8 @@ class Checker:
             run.not_checked[f"{self.name}: {unreadable}"] = None
             return self._uncompared(args, kwargs)
         self._compile()  # marks a module, so before its state is taken down
-        start = Start(self.fn, (args, kwargs))
+        graphs = self.variant.uses_cudagraphs and torch.cuda.is_initialized()
+        start = Start(self.fn, (args, kwargs), left=self._left if graphs else None)
         run.in_eager.add(threading.get_ident())
         try:
             grad, carries = self._wanted.grad, start.carries_graph()
@@ -108,6 +113,7 @@ class Checker:
         function.captured = function.captured or captures(function.group.events[begun:])
         if not function.captured and not self._looked:
             self._look_apart(start, function.group.events[begun:])
+        self._left.overwritten(start.left, function.calls)
         self._kept.add(self.name, function.calls, value)
         return value
 
@@ -167,10 +173,12 @@ class Checker:
                 continue
             where = f"{result.path} of call {result.call} of {result.name}"
             if self.function.cudagraphs_expected:
-                self.run.notes[
-                    f"{where} was overwritten by call {self.function.calls}, as CUDA graphs reuse their memory: "
-                    "clone it before the next call, in the code too that calls the compiled function"
-                ] = None
+                if (result.name, result.path) not in self._told:
+                    self._told.add((result.name, result.path))
+                    self.run.notes[
+                        f"{where} was overwritten by call {self.function.calls}, as CUDA graphs reuse their memory: "
+                        "clone it before the next call, in the code too that calls the compiled function"
+                    ] = None
             else:
                 note = f"call {self.function.calls} changed what an earlier call had returned; eager does not"
                 yield Check("overwritten", where, self.function.calls, False, note=note)

@@ -19,6 +19,7 @@ from pytest_dynamo import inputs
 from pytest_dynamo.aliasing import Relation
 from pytest_dynamo.gradients import Gradients
 from pytest_dynamo.gradients import Leaf
+from pytest_dynamo.kept import LeftGradients
 from pytest_dynamo.state import CopyBeforeWrite
 from pytest_dynamo.state import Random
 from pytest_dynamo.state import State
@@ -62,7 +63,7 @@ class Start:
     The caller's own arguments are left to the compiled run; eager runs on clones of them.
     """
 
-    def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments, *, left: LeftGradients | None = None) -> None:
         self.fn = fn
         self.owners = inputs.owners(fn, arguments)
         self.random = Random()
@@ -84,11 +85,25 @@ class Start:
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
         self._state = State(self.owners)
         self._named = dict(named_state(self.owners))
-        self._tensors = self._state.tensors()
+        #: Gradients in memory of CUDA graphs, which is not state: compiled code writes there at will.
+        self.left = [] if left is None else left.find(self._named.items())
+        fleeting = {id(gradient.left) for gradient in self.left}
+        self._tensors = [tensor for tensor in self._state.tensors() if id(tensor) not in fleeting]
+        self._names = self._name_tensors()
         self._mode = CopyBeforeWrite()
         #: Whether eager ran under autocast, at least in part.
         self.autocast = False
         self._untouched: dict[int, torch.Tensor] = {}
+
+    def _name_tensors(self) -> dict[int, str]:
+        """Names of all tensors of state, by id."""
+        names = {id(tensor): path for path, tensor in self._named.items()}
+        for path, tensor in self._named.items():
+            if tensor.is_leaf and tensor.grad is not None:
+                names.setdefault(id(tensor.grad), f"{path}.grad")
+        for number, tensor in enumerate(self._tensors):
+            names.setdefault(id(tensor), f"tensor {number} that the function holds")
+        return names
 
     def clone(self, arguments: Arguments) -> Arguments:
         """Copy arguments; what could not be copied faithfully is added to ``notes``."""
@@ -159,10 +174,10 @@ class Start:
             elif _torch.storage_key(tensor) in self._mode.before:
                 self.written.append(Written(path, inputs.detach(tensor), tensor))
                 told.add(_torch.storage_key(tensor))
-        for number, tensor in enumerate(self._tensors):
+        for tensor in self._tensors:
             key = _torch.storage_key(tensor)
             if key in self._mode.before and key not in told:
-                self.written.append(Written(f"tensor {number} that the function holds", inputs.detach(tensor), tensor))
+                self.written.append(Written(self._names[id(tensor)], inputs.detach(tensor), tensor))
                 told.add(key)
         now = {path: now for path, (_, now) in self._state.changed().items()}
         self.changed = inputs.detach(now)
@@ -181,12 +196,12 @@ class Start:
 
     def meddled(self) -> Iterator[str]:
         """Names of the tensors of state that differ from the start though eager did not change them."""
-        names = {_torch.storage_key(tensor): path for path, tensor in self._named.items()}
-        tensors = {_torch.storage_key(tensor): (number, tensor) for number, tensor in enumerate(self._tensors)}
+        # Of the tensors that share a storage, the first has the name that reports use.
+        tensors = {_torch.storage_key(tensor): tensor for tensor in reversed(self._tensors)}
         for key, before in self._untouched.items():
-            number, tensor = tensors.get(key, (0, None))
+            tensor = tensors.get(key)
             if tensor is not None and not torch.equal(before, fingerprint(tensor.untyped_storage())):
-                yield names.get(key, f"tensor {number} that the function holds")
+                yield self._names[id(tensor)]
 
     @property
     def number_dtype(self) -> torch.dtype:
@@ -196,10 +211,9 @@ class Start:
 
     def carries_graph(self) -> str | None:
         """A tensor of state that ends a graph from before the call, which is not ours to run through."""
-        names = {id(tensor): path for path, tensor in self._named.items()}
-        for number, tensor in enumerate(self._tensors):
+        for tensor in self._tensors:
             if tensor.requires_grad and not tensor.is_leaf:
-                return names.get(id(tensor), f"tensor {number} that the function holds")
+                return self._names[id(tensor)]
         return None
 
     @property

@@ -34,6 +34,7 @@ from pytest_dynamo.settings import Search
 from pytest_dynamo.settings import Settings
 from pytest_dynamo.summary import Group
 from pytest_dynamo.summary import summarize
+from pytest_dynamo.terminal import parity_lines
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import Uncompiled
 from pytest_dynamo.verdict import rewritten_message
@@ -41,6 +42,7 @@ from pytest_dynamo.verdict import rewritten_message
 
 if TYPE_CHECKING:
     from pytest_dynamo.kept import Kept
+    from pytest_dynamo.kept import LeftGradients
 
 
 @dataclass
@@ -91,6 +93,8 @@ class TestRun:
         self.checks: list[Check] = []
         #: Results of earlier calls; made with the first function, as it needs torch.
         self.kept: Kept | None = None
+        #: Gradients that earlier calls left in memory of CUDA graphs.
+        self.left: LeftGradients | None = None
         self.parity_errors: list[ParityError] = []
         self.search = Search()
         #: Of the first call that failed.
@@ -205,6 +209,21 @@ class TestRun:
             why += dict.fromkeys(f"Dynamo left {s.function} alone: {s.reason}" for s in skips[:3])
         first = seen.breaks[0] if seen.breaks else None
         return Uncompiled(function.name, "\n".join(why), first.file if first else None, first.line if first else None)
+
+    def check_left_gradients(self) -> None:
+        """Fail the test if somebody added to gradients after a replay of CUDA graphs had overwritten them."""
+        if self.left is None:
+            return
+        self.left.look()
+        note = (
+            "call {} overwrote it, as CUDA graphs reuse their memory, and then it was changed in place: what was "
+            "accumulated, scaled or clipped is not the gradient. Drop gradients before the next call, by "
+            "zero_grad(set_to_none=True), or accumulate in a clone"
+        )
+        found = [Check("overwritten", path, n, False, note=note.format(n)) for path, n in self.left.used.items()]
+        self.checks += found
+        if found:
+            self.parity_errors.append(ParityError("\n".join(["gradients were lost", *parity_lines(found)])))
 
     def check_completeness(self, observation: Observation) -> None:
         """Note what this test could not check."""

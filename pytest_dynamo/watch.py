@@ -183,6 +183,7 @@ class TestWatcher:
         if _torch.dynamo() is not None and not _torch.switched_off():
             self._check_signals(run, limits)
         seen = run.observation()
+        run.check_left_gradients()
         run.check_completeness(seen)
         must = run.uses_fixtures or limits.max_breaks is not None or limits.max_recompiles is not None
         off = _torch.switched_off()

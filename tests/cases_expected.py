@@ -175,7 +175,8 @@ CUDA: dict[str, Cuda] = {
     # mutated is left to record, and what follows is recorded. tests/test_cudagraphs.py has a mutation that stays.
     "d05_mutated_input_is_skipped": Cuda(breaks=1, recorded=1),
     # A new parameter before each of 6 calls: recorded again, far from the limit of 128.
-    "d06_static_address_changes_rerecord": Cuda(recorded=6),
+    # Six addresses, each with a graph of the forward and one of the backward.
+    "d06_static_address_changes_rerecord": Cuda(recorded=12),
     # Split around the operator, not skipped.
     "d08_nonzero_is_not_capturable": Cuda(),
     # One recording for each of 8 sizes. A sum over millions of elements may be rounded otherwise.

@@ -60,6 +60,7 @@ def test_training(compiled, request, dtype):
     model = model.cuda().to(dtype)
     fast = compiled(model)
     for _ in range(3):
+        model.zero_grad()
         x = torch.randn(4, 3, 16, 16, device="cuda", dtype=dtype, requires_grad=True)
         fast(x).float().square().mean().backward()
         assert x.grad is not None
@@ -91,6 +92,45 @@ def test_kept_results_are_told(project):
     notes = run.record("test_it[inductor-reduce-overhead]")["notes"]
     assert any("was overwritten by call 2" in note and "clone it" in note for note in notes)
     assert not any("overwritten" in note for note in run.record("test_cloned[inductor-reduce-overhead]")["notes"])
+
+
+def test_lost_gradients_fail(project):
+    """Replays overwrite what backward left in `.grad`: harmless if it is dropped, wrong if it is added to."""
+    run = project.test(
+        """
+        import pytest, torch
+
+        def steps(compiled, between):
+            model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).cuda()
+            fast = compiled(model)
+            for _ in range(4):
+                out = fast(torch.randn(8, 16, device="cuda"))
+                between(model)
+                out.square().mean().backward()
+            del out
+            with torch.no_grad():
+                fast(torch.randn(8, 16, device="cuda"))
+            return model
+
+        @pytest.mark.compiled(mode="reduce-overhead")
+        def test_dropped(compiled):
+            steps(compiled, lambda model: model.zero_grad())
+
+        @pytest.mark.compiled(mode="reduce-overhead")
+        def test_added(compiled):
+            steps(compiled, lambda model: None)
+
+        @pytest.mark.compiled(mode="default")
+        def test_added_without_graphs(compiled):
+            steps(compiled, lambda model: None)
+        """
+    )
+    run.result.assert_outcomes(passed=2, failed=1)
+    run.result.stdout.fnmatch_lines(["*parameter 0.weight.grad*overwrit*"])
+    checks = run.record("test_added[inductor-reduce-overhead]")["parity"]["checks"]
+    assert {c["path"] for c in checks if c["passed"] is False} == {
+        f"parameter {number}.{name}.grad" for number in (0, 2) for name in ("weight", "bias")
+    }
 
 
 BLOCKS = {

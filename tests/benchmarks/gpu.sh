@@ -4,7 +4,7 @@
 #   [SECONDS_EACH=540] tests/benchmarks/gpu.sh FOLDER PART...
 #
 # Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
-# (of those all but the long ones), sweep (rounding of models), all (the whole suite, in parallel). Timings need a quiet
+# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite). Timings need a quiet
 # machine and have scripts of their own.
 set -u
 cd "$(dirname "$0")/../.."
@@ -43,7 +43,7 @@ part() {
         examples) run examples tests/examples -v -n 5 ;;
         cuda) run cuda tests -m cuda -v -n 6 ;;
         graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
-        all) run all tests -n 9 -q -rf ;;
+        cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep)
             TORCHINDUCTOR_CACHE_DIR=$scratch/sweep python3 tests/benchmarks/rounding_sweep.py --device cuda \
                 --out "$out/h200_rounding" --seconds $((seconds - 40)) > "$out/h200_sweep.txt" 2>&1 ;;

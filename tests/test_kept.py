@@ -1,0 +1,105 @@
+"""What earlier calls left and later ones overwrite, with memory of CUDA graphs replaced by what a CPU has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo import kept
+from pytest_dynamo.kept import Kept
+from pytest_dynamo.kept import LeftGradients
+
+
+def overwrite(tensor: torch.Tensor) -> None:
+    """Write as a replay does: autograd's version counter does not see it."""
+    tensor.untyped_storage().copy_((tensor.detach() + 1).untyped_storage())
+
+
+def test_a_result_that_is_kept_is_told() -> None:
+    watched = Kept()
+    result = torch.ones(3)
+    watched.add("f", 1, result)
+    before = watched.before()
+    overwrite(result)
+    assert [(found.name, found.path, found.call) for found, _ in Kept.changed(before)] == [("f", "out", 1)]
+
+
+def test_a_result_that_only_the_graph_still_holds_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replayed graph returns one tensor object each time, and keeps it."""
+    watched = Kept()
+    result = torch.ones(3)
+    watched.add("f", 1, result)
+    key = result.untyped_storage()._cdata
+    monkeypatch.setattr(_torch, "held_by_cudagraphs_only", lambda found: found == key)
+    assert watched.before() == []
+
+
+class Leaf:
+    """A parameter whose gradient lies in what is taken for memory of a CUDA graph."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tensor = torch.nn.Parameter(torch.ones(4))
+        self.grad = torch.ones(4)
+        self.tensor.grad = self.grad
+        begin = self.grad.data_ptr()
+        monkeypatch.setattr(kept, "private_pools", lambda: [(begin, begin + 16)])
+        self.left = LeftGradients()
+
+    def replay(self, call: int) -> None:
+        before = self.left.find([("parameter w", self.tensor)])
+        assert [found.path for found in before] == ["parameter w.grad"]
+        overwrite(self.grad)
+        self.left.overwritten(before, call)
+
+
+def test_an_overwritten_gradient_that_is_added_to_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = Leaf(monkeypatch)
+    leaf.replay(2)
+    leaf.grad += 1
+    leaf.left.look()
+    assert leaf.left.used == {"parameter w.grad": 2}
+
+
+def test_an_overwritten_gradient_that_is_dropped_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = Leaf(monkeypatch)
+    leaf.replay(2)
+    leaf.tensor.grad = torch.zeros(4)
+    leaf.tensor.grad += 1
+    leaf.left.look()
+    assert leaf.left.used == {}
+
+
+def test_a_gradient_that_no_call_overwrites_may_be_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = Leaf(monkeypatch)
+    before = leaf.left.find([("parameter w", leaf.tensor)])
+    leaf.left.overwritten(before, 2)
+    leaf.grad += 1
+    leaf.left.look()
+    assert leaf.left.used == {}
+
+
+def test_a_gradient_elsewhere_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "private_pools", list)
+    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    assert LeftGradients().find([("parameter w", parameter)]) == []
+
+
+def test_a_test_whose_gradients_were_lost_fails(project) -> None:
+    run = project.test(
+        """
+        from pytest_dynamo.kept import LeftGradients
+
+        def test_it(compiled, request):
+            import torch
+            from pytest_dynamo.watch import run_key
+
+            compiled(torch.sin)(torch.ones(3))
+            left = request.node.stash[run_key].left
+            assert isinstance(left, LeftGradients)
+            left.used["parameter w.grad"] = 2
+        """
+    )
+    run.result.assert_outcomes(failed=1)
+    run.result.stdout.fnmatch_lines(["*gradients were lost*", "*parameter w.grad  overwritten: call 2 overwrote it*"])
