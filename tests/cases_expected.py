@@ -29,6 +29,8 @@ class Deviation:
     #: Torch alone, without this plugin, and what it told.
     command: str
     output: str
+    #: The oldest Python on which it was seen, if it is not the same on all.
+    python: tuple[int, int] = (3, 0)
 
 
 def calling(case: str, backend: str, environment: str = "") -> str:
@@ -41,6 +43,15 @@ def calling(case: str, backend: str, environment: str = "") -> str:
 
 
 DEVIATIONS: list[Deviation] = [
+    Deviation(
+        "a06_numpy_branch_in_loop",
+        torch=("2.11",),
+        python=(3, 12),
+        expect={"breaks": 3, "skipped_frame": False, "graphs": 3, "recompiles": 1, "recompiles_logged": 1},
+        command=calling("a06_numpy_branch_in_loop", "eager", "TORCH_LOGS=graph_breaks "),
+        output="three times Graph break in user code at a06_numpy_branch_in_loop.py:18, in [0/0], [1/0] and [1/1]: "
+        "the frame is left in the loop, not skipped",
+    ),
     Deviation(
         "b13_fresh_function_object_every_call",
         torch=("2.11",),

@@ -71,6 +71,8 @@ class Fault:
     call: int | None = 1
     #: Kinds that can't but fail together with ``kind``.
     also: frozenset[str] = frozenset()
+    #: Versions of torch (major.minor) in which honest compiled code is not eager's either, and what says so.
+    wrong_in: Mapping[str, set[str]] = field(default_factory=dict)
 
     @property
     def kinds(self) -> set[str]:
@@ -1744,6 +1746,8 @@ OTHERS = [
         on(inverse_of_zero, (4, 4)),
         not_compiling_at_runtime,
         dtypes=FLOAT32,
+        # Compiled lets the error of the operation out as another type than eager.
+        wrong_in={"2.11": {"exception"}},
     ),
     Fault("output buffer used again", "overwritten", on(affine, (4, 8), calls=2), one_buffer, call=2),
     Fault("one of two buffers used again", "overwritten", on(affine, (4, 8), calls=3), two_buffers, call=3),

@@ -87,7 +87,7 @@ def expected(name: str) -> dict[str, Any]:
     """What a case expects, with what is known to be different on the installed torch."""
     expect = dict(CASES[name].EXPECT)
     for deviation in DEVIATIONS:
-        if deviation.case == name and TORCH in deviation.torch:
+        if deviation.case == name and TORCH in deviation.torch and sys.version_info >= deviation.python:
             for key, value in deviation.expect.items():
                 expect[key] = {**expect.get(key, {}), **value} if isinstance(value, dict) else value
     return expect

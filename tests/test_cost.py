@@ -38,7 +38,11 @@ def counted_run(folder: Path, *options: str) -> dict[str, Any]:
     """Run pytest over a folder, all plugins but ours blocked, and count the function calls."""
     others = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")} - {"dynamo"}
     blocked = [word for name in sorted(others) for word in ("-p", f"no:{name}")]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON", "COV_"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "PYTHONPATH" or not name.startswith(("PYTEST_", "PYTHON", "COV_"))  # it may be how we are found
+    }
     # Byte code has its own place, so that no run but the first compiles anything.
     env |= {"PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": str(folder.parent / "cache")}
     out = folder.parent / "counted.json"

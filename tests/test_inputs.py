@@ -942,7 +942,7 @@ def test_half_used_normal_numbers_are_put_back() -> None:
         (lambda: random.random(), ("random",)),
         (lambda: numpy.random.rand(), ("numpy.random",)),
         (lambda: torch.rand(1), ("torch",)),
-        (lambda: torch.manual_seed(torch.initial_seed() + 1), ("torch",)),
+        (lambda: torch.default_generator.manual_seed(torch.initial_seed() + 1), ("torch",)),
         (draw, ("random", "numpy.random", "torch")),
         (lambda: torch.rand(1, generator=torch.Generator()), ()),
     ],

@@ -38,15 +38,29 @@ run() {  # NAME, then what to give to pytest
     return "${PIPESTATUS[0]}"
 }
 
+sweep() {  # each dtype and phase in a process of its own
+    local dtype phase
+    for dtype in float32 bfloat16 float16; do
+        for phase in forward training; do
+            TORCHINDUCTOR_CACHE_DIR=$scratch/sweep_$dtype$phase timeout "$seconds" \
+                python3 tests/benchmarks/rounding_sweep.py --device cuda --dtypes $dtype --phases $phase \
+                --out "$scratch/$dtype$phase" --seconds $((seconds - 60)) > "$scratch/$dtype$phase.log" 2>&1 &
+        done
+    done
+    wait
+    shopt -s nullglob
+    python3 tests/benchmarks/rounding_sweep.py --device cuda --out "$out/h200_rounding" --seconds 0 \
+        --rows-of "$scratch"/*{forward,training}.json > "$out/h200_sweep.txt" 2>&1
+    tail -qn 1 "$scratch"/*{forward,training}.log
+}
+
 part() {
     case $1 in
         examples) run examples tests/examples -v -n 5 ;;
         cuda) run cuda tests -m cuda -v -n 6 ;;
         graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
-        sweep)
-            TORCHINDUCTOR_CACHE_DIR=$scratch/sweep python3 tests/benchmarks/rounding_sweep.py --device cuda \
-                --out "$out/h200_rounding" --seconds $((seconds - 40)) > "$out/h200_sweep.txt" 2>&1 ;;
+        sweep) sweep ;;
         *) echo "unknown part: $1" >&2; return 2 ;;
     esac
 }

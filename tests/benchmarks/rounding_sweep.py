@@ -892,6 +892,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibrate", action="store_true", help="running statistics from a batch, not 0 and 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="keep the rows that PREFIX.json has")
+    parser.add_argument("--rows-of", type=Path, nargs="+", default=[], metavar="FILE", help="rows measured elsewhere")
     given = parser.parse_args(argv)
     if given.mode != "default" and given.device == "cpu":
         parser.error("--mode max-autotune needs --device cuda")
@@ -904,6 +905,8 @@ def main(argv: list[str] | None = None) -> int:
     file = given.out.parent / f"{given.out.name}.json"
     if given.resume and file.exists():
         data["rows"] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    for measured in given.rows_of:
+        data["rows"] |= json.loads(measured.read_text(encoding="utf-8"))["rows"]
     for key, row in rows.items():
         if key in data["rows"]:
             continue
