@@ -285,7 +285,12 @@ def within_rounding(
     near = eps * r[finite].abs() + least + eps * size
     agrees = compiled_error <= budget.rms * (eps * size + least)
     if casts_are_free and agrees and bool(((c - r)[finite].abs() <= budget.element * near).all()):
-        note = f"within rounding: {compiled_error:.1e} from float64, eager is {eager_error:.1e} from it"
+        step = eps * size + least
+        name = str(eager.dtype).removeprefix("torch.")
+        note = (
+            f"within rounding: {compiled_error:.1e} vs eager's {eager_error:.1e} from float64, "
+            f"{compiled_error / step:.1f} rounding steps of {name}"
+        )
         return Verdict(True, compiled_error / (eager_error + eps * size + least), note)
     distance = eager_error / size if size else math.inf if eager_error > least else 0.0
     if distance > min(WEAK, 100 * max(eps, _arithmetic_eps(eager))):
