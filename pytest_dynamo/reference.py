@@ -285,11 +285,11 @@ def within_rounding(
     near = eps * r[finite].abs() + least + eps * size
     agrees = compiled_error <= budget.rms * (eps * size + least)
     if casts_are_free and agrees and bool(((c - r)[finite].abs() <= budget.element * near).all()):
-        step = eps * size + least
+        rounding = eps * size + least
         name = str(eager.dtype).removeprefix("torch.")
         note = (
             f"within rounding: {compiled_error:.1e} vs eager's {eager_error:.1e} from float64, "
-            f"{compiled_error / step:.1f} rounding steps of {name}"
+            f"{compiled_error / rounding:.1f} rounding steps of {name}"
         )
         return Verdict(True, compiled_error / (eager_error + eps * size + least), note)
     distance = eager_error / size if size else math.inf if eager_error > least else 0.0
