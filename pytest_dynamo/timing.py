@@ -1,0 +1,237 @@
+"""Eager and compiled code, timed in alternating rounds after a warm-up in which nothing is compiled any more."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import statistics
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
+
+from pytest_dynamo.measurement import Times
+
+
+#: Passes of the warm-up at least: with CUDA graphs the first call warms up, the second records, the third replays.
+PASSES = 3
+#: Passes in a row that compile something before the warm-up gives up.
+COMPILING_PASSES = 20
+#: Calls in one sample at most.
+CALLS = 1000
+#: Samples that last this long, in seconds, hardly feel whether the L2 cache is cold.
+LONG = 2e-3
+#: Resamples of the bootstrap.
+RESAMPLES = 500
+
+
+class CompiledWhileTiming(Exception):  # noqa: N818  it is no error of the code that is timed
+    """Something was compiled where only finished code may run; says in which round."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how often to time. Times in seconds."""
+
+    #: Pairs of samples at most, and at least.
+    rounds: int = 50
+    min_rounds: int = 10
+    #: Of rounds at most, once there are ``min_rounds``.
+    seconds: float = 1.0
+    #: Of alternating work before the first round, so that clocks ramp.
+    warm_seconds: float = 0.3
+    #: Calls are put together until a sample lasts this long.
+    sample_seconds: float = 200e-6
+    #: ``cold``: a buffer of the size of the L2 cache is written before each sample shorter than 2 ms; ``warm``: not.
+    l2: str = "cold"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.min_rounds < 1:
+            raise ValueError(f"there must be at least one round, not {self.rounds} and {self.min_rounds}")
+        if self.l2 not in ("cold", "warm"):
+            raise ValueError(f"l2 must be 'cold' or 'warm', not {self.l2!r}")
+
+
+class Elapsed(NamedTuple):
+    """Seconds of one sample: on the device, and as the host sees them (None where that is the same)."""
+
+    time: float
+    host: float | None = None
+
+
+class Clock(Protocol):
+    """What `measure` needs of a device."""
+
+    def now(self) -> float:
+        """Seconds of the host, from anywhere."""
+
+    def settle(self) -> None:
+        """Wait until the device has nothing to do."""
+
+    def flush(self) -> None:
+        """Make the L2 cache cold."""
+
+    def start(self) -> None:
+        """Begin a sample."""
+
+    def stop(self) -> Elapsed:
+        """End the sample and wait until the device has finished it."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of one piece of code, in order, in seconds per call."""
+
+    time: tuple[float, ...]
+    #: As the host sees them; None on a CPU.
+    host: tuple[float, ...] | None
+    #: In each sample.
+    calls: int
+
+    @property
+    def times(self) -> Times:
+        return Times.of(self.time)
+
+    @property
+    def host_times(self) -> Times | None:
+        return None if self.host is None else Times.of(self.host)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What `measure` found. Samples of one index are of one round."""
+
+    eager: Samples
+    compiled: Samples
+    canaries: Mapping[str, Samples]
+    #: Median over the rounds of eager's time divided by compiled's, and the ends of its 95 % bootstrap interval.
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+
+class _Timed:
+    """A piece of code with its samples."""
+
+    def __init__(self, call: Callable[[], Any], setup: Callable[[], None] | None = None) -> None:
+        self._call = call
+        self._setup = setup
+        self._calls = 1
+        self._long = False
+        self._kept: list[Elapsed] = []
+
+    def sample(self, clock: Clock, l2: str) -> Elapsed:
+        if self._setup is not None:
+            self._setup()
+            clock.settle()  # the host would wait for it in the sample
+        if l2 == "cold" and not self._long:
+            clock.flush()
+        call, result = self._call, None
+        clock.start()
+        for _ in range(self._calls):
+            result = None  # a CUDA graph can't replay into results that are alive
+            result = call()
+        elapsed = clock.stop()
+        del result  # not sooner: to free it takes time as well
+        return elapsed
+
+    def adapt(self, elapsed: Elapsed, seconds: float) -> None:
+        """Put as many calls into a sample as last ``seconds``, judged by a sample of the warm-up."""
+        self._long = elapsed.time >= LONG
+        if self._setup is None:
+            # A clock that counts 199.9999 µs for 200 does not need one call more.
+            enough = math.ceil(self._calls * seconds / max(elapsed.time, 1e-9) - 1e-3)
+            self._calls = min(max(self._calls, enough), CALLS)
+
+    def keep(self, elapsed: Elapsed) -> None:
+        self._kept.append(elapsed)
+
+    def samples(self) -> Samples:
+        host = [elapsed.host / self._calls for elapsed in self._kept if elapsed.host is not None]
+        time = tuple(elapsed.time / self._calls for elapsed in self._kept)
+        return Samples(time, tuple(host) if host else None, self._calls)
+
+
+def measure(
+    eager: Callable[[], Any],
+    compiled: Callable[[], Any],
+    clock: Clock,
+    plan: Plan,
+    *,
+    compilations: Callable[[], int],
+    setup: Callable[[], None] | None = None,
+    canaries: Mapping[str, Callable[[], Any]] | None = None,
+) -> Timing:
+    """Time two pieces of code in alternating rounds, and the canaries in each of them.
+
+    ``compilations`` counts what was compiled until now. ``setup`` runs before each sample of both,
+    untimed; a sample is one call then. Results are dropped, those of several calls in a sample one
+    by one. Raises `CompiledWhileTiming`, and whatever the code raises.
+    """
+    sides = {"eager": _Timed(eager, setup), "compiled": _Timed(compiled, setup)}
+    others = {name: _Timed(call) for name, call in (canaries or {}).items()}
+    _warm_up([*sides.values(), *others.values()], clock, plan, compilations)
+    with _no_garbage_collection():
+        began = clock.now()
+        for number in range(plan.rounds):
+            if number >= plan.min_rounds and clock.now() - began >= plan.seconds:
+                break
+            # The order changes from round to round: drift and what a slot does to its sample cancel out.
+            order = list(sides.items()) if number % 2 == 0 else list(sides.items())[::-1]
+            for name, timed in (*order, *others.items()):
+                before = compilations()
+                elapsed = timed.sample(clock, plan.l2)
+                if compilations() != before:
+                    raise CompiledWhileTiming(f"the {name} call compiled in timed round {number + 1}")
+                timed.keep(elapsed)
+            gc.collect(0)  # of what the calls left; cheap, and outside of the samples
+    found = {name: timed.samples() for name, timed in sides.items()}
+    logs = [
+        math.log(max(slow, 1e-9) / max(fast, 1e-9)) for slow, fast in zip(found["eager"].time, found["compiled"].time)
+    ]
+    low, high = interval(logs)
+    middle = statistics.median(logs)
+    beside = {name: timed.samples() for name, timed in others.items()}
+    return Timing(found["eager"], found["compiled"], beside, math.exp(middle), math.exp(low), math.exp(high))
+
+
+def _warm_up(everything: Sequence[_Timed], clock: Clock, plan: Plan, compilations: Callable[[], int]) -> None:
+    """Call everything in turn until a whole pass compiles nothing and the clocks have had time to ramp."""
+    began = clock.now()
+    passes = in_a_row = 0
+    while True:
+        before = compilations()
+        for timed in everything:
+            timed.adapt(timed.sample(clock, plan.l2), plan.sample_seconds)
+        passes += 1
+        in_a_row = in_a_row + 1 if compilations() != before else 0
+        if in_a_row == COMPILING_PASSES:
+            raise CompiledWhileTiming(f"compiles in every call: each of {COMPILING_PASSES} rounds of the warm-up did")
+        if passes >= PASSES and not in_a_row and clock.now() - began >= plan.warm_seconds:
+            return
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of the 95 % bootstrap interval of the median."""
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    outside = round(0.025 * RESAMPLES)
+    return medians[outside], medians[-1 - outside]
