@@ -1,0 +1,238 @@
+"""Whether a run is slower than the accepted ones. Pure: measurements in, a verdict out.
+
+Two questions are asked apart. *GPU work* is judged by elapsed time, or by the time that the GPU is busy where code
+is launch-bound: elapsed time of such code moves by half between processes though nothing changed. *Host
+overhead* is judged for launch-bound code only, by the ratio to eager code timed in the same process. On a CPU
+elapsed time decides, if its ratio to the times of fixed work beside it agrees.
+
+A run is slower when it lies beyond the middle of the accepted ones by more than a floor, and beyond the slowest of
+them by more than their own noise. The second keeps code that has two speeds, one of which each process
+draws, from failing; the floors are those that hold on measured processes (``tests/benchmarks/false_alarms.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+
+from pytest_dynamo.measurement import Measurement
+from pytest_dynamo.measurement import Run
+
+
+SLOWER, NOT_SLOWER, UNSTABLE, NO_BASELINE = "slower", "not slower", "unstable", "no baseline"
+
+#: Accepted runs that make up a full window; later ones do not enter.
+WINDOW = 10
+#: Beyond the slowest accepted run: at least this, and this many times the noise.
+MARGIN, NOISES = 0.005, 2.5
+#: Two leases of one GPU model differed by up to 4.9 %: what all comes from one machine knows nothing of others.
+ONE_MACHINE = 0.05
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is judged, by which metric."""
+
+    name: str
+    metric: str
+    read: Callable[[Measurement], float | None]
+    #: How far a run may lie beyond the middle of the window, with fewer than 5, fewer than 8, and more accepted runs.
+    floors: tuple[float, float, float]
+    #: An accepted run this far from the middle does not count; if a quarter of them do so, nothing can be judged.
+    outlier: float
+    #: How far processes of two revisions may lie apart that ran alternately on one machine.
+    together: float
+
+
+_GPU = {"floors": (0.15, 0.05, 0.02), "outlier": 0.10, "together": 0.03}
+TIME = Question("GPU work", "time", lambda measured: measured.compiled.time.median, **_GPU)  # type: ignore[arg-type]
+DEVICE_TIME = Question("GPU work", "device time", lambda measured: measured.compiled.device_time, **_GPU)  # type: ignore[arg-type]
+HOST = Question("host overhead", "ratio to eager", lambda measured: measured.ratio, (0.30, 0.20, 0.10), 0.30, 0.15)
+
+
+def _to_canary(name: str) -> Callable[[Measurement], float | None]:
+    def read(measured: Measurement) -> float | None:
+        canary = measured.canaries.get(name)
+        return measured.compiled.time.median / canary if canary else None
+
+    return read
+
+
+_CPU = {"floors": (0.30, 0.20, 0.10), "outlier": 0.30, "together": 0.10}
+#: On a CPU other work disturbs more: the time has to be longer by itself and relatively to fixed work beside it.
+ON_CPU = (
+    Question("CPU work", "time", lambda measured: measured.compiled.time.median, **_CPU),  # type: ignore[arg-type]
+    Question("CPU work", "time to that of a fixed matmul", _to_canary("matmul"), **_CPU),  # type: ignore[arg-type]
+    Question("CPU work", "time to that of a fixed copy", _to_canary("copy"), **_CPU),  # type: ignore[arg-type]
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One question: how far this run lies from the middle of the accepted ones, and how far it may."""
+
+    #: ``GPU work`` or ``host overhead``.
+    question: str
+    #: What was compared: ``time``, ``device time`` or ``ratio to eager``.
+    metric: str
+    now: float
+    middle: float
+    #: Relative, such as 0.031.
+    change: float
+    limit: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SpeedVerdict:
+    verdict: str
+    judgements: tuple[Judgement, ...] = ()
+    #: In words: why it is unstable or has no baseline, what else changed.
+    notes: tuple[str, ...] = ()
+    #: Accepted runs that it was held against.
+    runs: int = 0
+
+
+def judge(window: Sequence[Run], now: Run, allowed: float | None = None) -> SpeedVerdict:
+    """Hold a run against accepted ones of the same fingerprint and variant.
+
+    Args:
+        window: accepted runs, oldest first.
+        now: the run in question.
+        allowed: relative slow-down that is accepted at least, where that is more than the floor.
+    """
+    measured = now.measurement
+    if measured.unstable:
+        return SpeedVerdict(UNSTABLE, notes=measured.unstable, runs=len(window))
+    if not window:
+        return SpeedVerdict(NO_BASELINE, notes=("no accepted run with this fingerprint",))
+    questions = _questions([*window, now])
+    told = [_judge(question, window, now, allowed) for question in questions]
+    verdict = _together(questions, told, [*_launches(window, measured), *_code(window, measured, told)], len(window))
+    if verdict.verdict != SLOWER and any(judgement.verdict == UNSTABLE for judgement in verdict.judgements):
+        note = "the accepted runs lie too far apart to judge by: --dynamo-accept begins anew"
+        return replace(verdict, notes=(*verdict.notes, note))
+    return verdict
+
+
+def judge_revisions(base: Sequence[Run], head: Sequence[Run], allowed: float | None = None) -> SpeedVerdict:
+    """Hold processes of one revision against those of another that ran alternately on this machine.
+
+    Slower: the middles lie apart by more than a few percent, and every process of ``head`` is slower than
+    every one of ``base``; unstable: only the first. No history is needed.
+    """
+    unstable = dict.fromkeys(reason for run in (*base, *head) for reason in run.measurement.unstable)
+    if unstable:
+        return SpeedVerdict(UNSTABLE, notes=tuple(unstable), runs=len(base))
+    if not base or not head:
+        return SpeedVerdict(NO_BASELINE, notes=("it was timed in one of the revisions only",))
+    questions = _questions([*base, *head])
+    told: list[Judgement | None] = []
+    for question in questions:
+        sides = [[question.read(run.measurement) for run in runs] for runs in (base, head)]
+        then, now = ([value for value in side if value is not None] for side in sides)
+        if len(then) < len(base) or len(now) < len(head):
+            told.append(None)
+            continue
+        middle, limit = statistics.median(then), max(question.together, allowed or 0.0)
+        change = statistics.median(now) / middle - 1
+        verdict = NOT_SLOWER if change <= limit else SLOWER if min(now) > max(then) else UNSTABLE
+        told.append(Judgement(question.name, question.metric, statistics.median(now), middle, change, limit, verdict))
+    measured = head[-1].measurement
+    notes = [*_launches(base, measured), *_code(base, measured, told)]
+    if any(judgement is not None and judgement.verdict == UNSTABLE for judgement in told):
+        notes.append("some processes of the two revisions were as fast: the machine is too restless")
+    return _together(questions, told, notes, len(base))
+
+
+def _questions(runs: Sequence[Run]) -> tuple[Question, ...]:
+    """What is to be judged, which is the same for all runs of a comparison."""
+    if all(run.measurement.launch_bound is None and run.measurement.compiled.host is None for run in runs):
+        return ON_CPU
+    return (DEVICE_TIME, HOST) if any(run.measurement.launch_bound for run in runs) else (TIME,)
+
+
+def _together(
+    questions: Sequence[Question], judged: Sequence[Judgement | None], notes: Sequence[str], runs: int
+) -> SpeedVerdict:
+    """One verdict of all questions. On a CPU, where all ask the same, they have to agree."""
+    told = tuple(judgement for judgement in judged if judgement is not None)
+    verdicts = {judgement.verdict for judgement in told}
+    notes = list(notes)
+    if questions is ON_CPU:
+        if verdicts == {SLOWER, NOT_SLOWER}:
+            verdicts = {NOT_SLOWER}
+    elif len(told) < len(questions):
+        notes.append("device time was not measured in all runs: GPU work is not judged")
+    verdict = next((one for one in (SLOWER, UNSTABLE, NOT_SLOWER) if one in verdicts), UNSTABLE)
+    return SpeedVerdict(verdict, told, tuple(notes), runs)
+
+
+def limit_of(values: Sequence[float], question: Question, *, elsewhere: bool = False) -> tuple[float, float]:
+    """The middle of accepted values, and how far beyond it a value may lie, relatively; infinite: not to be judged.
+
+    Args:
+        values: of accepted runs, at least one.
+        question: floors and what counts as an outlier.
+        elsewhere: all of them come from one machine, and what is judged from another.
+    """
+    logs = sorted(math.log(value) for value in values)
+    few = question.floors[0] if len(logs) < 5 else question.floors[1] if len(logs) < 8 else question.floors[2]
+    middle = statistics.median(logs)
+    near = [value for value in logs if abs(value - middle) <= question.outlier] or [middle]
+    if len(logs) >= 5 and len(logs) - len(near) > len(logs) / 4:
+        return math.exp(middle), math.inf
+    # Of code with two speeds the median may be the slow one.
+    middle = min(middle, (near[0] + near[-1]) / 2)
+    beyond = max(math.log1p(few), near[-1] - middle + max(MARGIN, NOISES * _noise(logs)))
+    return math.exp(middle), math.expm1(beyond + (math.log1p(ONE_MACHINE) if elsewhere else 0.0))
+
+
+def _noise(logs: Sequence[float]) -> float:
+    """Standard deviation by the densest half of sorted values: of two speeds it sees one."""
+    half = (len(logs) + 1) // 2
+    return min(logs[n + half - 1] - logs[n] for n in range(len(logs) - half + 1)) / 1.35
+
+
+def _judge(question: Question, window: Sequence[Run], now: Run, allowed: float | None) -> Judgement | None:
+    value = question.read(now.measurement)
+    accepted = [found for run in window if (found := question.read(run.measurement)) is not None]
+    if value is None or not accepted:
+        return None
+    machines = {run.machine for run in window}
+    middle, limit = limit_of(accepted, question, elsewhere=len(machines) == 1 and now.machine not in machines)
+    limit = max(limit, allowed or 0.0)
+    change = value / middle - 1
+    verdict = UNSTABLE if math.isinf(limit) else SLOWER if change > limit else NOT_SLOWER
+    return Judgement(question.name, question.metric, value, middle, change, limit, verdict)
+
+
+def _launches(window: Sequence[Run], measured: Measurement) -> list[str]:
+    """What became of the number of launches, which is exact."""
+    now, then = measured.compiled.launches, window[-1].measurement.compiled.launches
+    return [f"{now} kernels are launched per call, {then} before"] if None not in (now, then) and now != then else []
+
+
+def _code(window: Sequence[Run], measured: Measurement, judged: Sequence[Judgement | None]) -> list[str]:
+    """Whether a move comes with other kernels, or with the machine."""
+    told = [judgement for judgement in judged if judgement is not None]
+    if not any(judgement.verdict == SLOWER or judgement.change < -judgement.limit for judgement in told):
+        return []
+    known = [(run.measurement.code, run.measurement.compiled.kernels) for run in window]
+    now = (measured.code, measured.compiled.kernels)
+    if now == (None, None) or all(pair == (None, None) for pair in known):
+        return []
+    if now in known:
+        return ["code and kernels are those of an accepted run: what calls them changed, or the machine"]
+    return ["other kernels run than in the accepted runs"]
+
+
+def improved(verdict: SpeedVerdict) -> tuple[Judgement, ...]:
+    """Questions in which a run is faster than its baseline by more than it might be slower."""
+    return tuple(
+        judgement for judgement in verdict.judgements if judgement.change < -judgement.limit / (1 + judgement.limit)
+    )

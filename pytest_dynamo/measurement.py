@@ -1,0 +1,188 @@
+"""What one run of a benchmark measured, as data. Times in seconds, memory in bytes."""
+
+from __future__ import annotations
+
+import statistics
+import types
+import typing
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import is_dataclass
+from dataclasses import replace
+from typing import Any
+
+
+#: Of ``extra_info["dynamo"]`` in the files of pytest-benchmark. Files with another number are left alone.
+SCHEMA = 1
+
+
+#: The GPU is busy for less than this part of the elapsed time: the code is launch-bound.
+LAUNCH_BOUND = 0.8
+
+
+def launch_bound(device_time: float | None, time: float) -> bool | None:
+    """Whether the GPU waits for the host in a good part of a call; None: not known."""
+    return None if device_time is None else device_time < LAUNCH_BOUND * time
+
+
+@dataclass(frozen=True)
+class Times:
+    """Samples of one quantity in one process, in short."""
+
+    median: float
+    #: Median distance from the median.
+    mad: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Times:
+        median = statistics.median(samples)
+        return cls(median, statistics.median(abs(sample - median) for sample in samples), len(samples))
+
+
+@dataclass(frozen=True)
+class Side:
+    """Eager or compiled code in one process."""
+
+    #: Elapsed per call: between CUDA events on a GPU, by ``perf_counter`` on a CPU.
+    time: Times
+    #: Elapsed per call as the host sees it, from before the call until the GPU has finished; None on a CPU.
+    host: Times | None = None
+    #: In which the GPU is busy, per call; None: not measured.
+    device_time: float | None = None
+    #: Kernels launched per call.
+    launches: int | None = None
+    #: A hash of the names of the kernels, in order.
+    kernels: str | None = None
+    #: Most memory that a call holds beyond what was allocated before it.
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Eager and compiled code, timed in alternating rounds in one process."""
+
+    eager: Side
+    compiled: Side
+    #: Eager's time divided by compiled's, and the ends of its 95 % bootstrap interval within this process.
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    #: The GPU waits for the host in a good part of each compiled call; None on a CPU.
+    launch_bound: bool | None = None
+    #: Calls replay CUDA graphs.
+    replayed: bool = False
+    #: A hash of the generated code; None: not known.
+    code: str | None = None
+    #: Seconds of compiling, and whether nothing came from a cache; None: not known.
+    compile_seconds: float | None = None
+    cold: bool | None = None
+    #: Medians of fixed small kernels, which tell the state of the machine.
+    canaries: Mapping[str, float] = field(default_factory=dict)
+    #: Clocks in MHz, power limits and the like, for people.
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    #: Why these numbers can't be trusted: throttling, another process on the GPU, noise.
+    unstable: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Compiled's time over eager's, as the host sees them: what tells of host overhead."""
+        eager, compiled = self.eager.host or self.eager.time, self.compiled.host or self.compiled.time
+        return compiled.median / eager.median
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory of compiled over that of eager; None: not measured, or eager needs none."""
+        eager, compiled = self.eager.peak_bytes, self.compiled.peak_bytes
+        return compiled / eager if eager and compiled is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return primitives only."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Raises KeyError, TypeError or ValueError for what `to_json` does not give."""
+        made: Measurement = _build(cls, data)
+        return made
+
+
+def middle(measurements: Sequence[Measurement]) -> Measurement:
+    """The first of several measurements, with the median of all in each number that is judged."""
+    first = measurements[0]
+
+    def median(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    def times(all_times: Sequence[Times]) -> Times:
+        return replace(all_times[0], median=statistics.median(one.median for one in all_times))
+
+    def side(sides: Sequence[Side]) -> Side:
+        host = [one.host for one in sides if one.host is not None]
+        return replace(
+            sides[0],
+            time=times([one.time for one in sides]),
+            host=times(host) if host else None,
+            device_time=median([one.device_time for one in sides]),
+        )
+
+    compiled = side([one.compiled for one in measurements])
+    eager = side([one.eager for one in measurements])
+    # The ratio is a number of each process, not one of medians: eager's time is made to fit the median ratio.
+    ratio = statistics.median(one.ratio for one in measurements)
+    if eager.host is not None and compiled.host is not None:
+        eager = replace(eager, host=replace(eager.host, median=compiled.host.median / ratio))
+    return replace(first, eager=eager, compiled=compiled)
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Make ``kind`` out of its JSON form, and refuse values of other types."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        return None if value is None and type(None) in typing.get_args(kind) else _build(options[0], value)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r} is not a list")
+        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
+    if origin is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is not a dict")
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a dict")
+        hints = typing.get_type_hints(kind)
+        known = {name: _build(hints[name], item) for name, item in value.items() if name in hints}
+        return kind(**known)  # type: ignore[operator]
+    if kind in (int, float, str, bool):
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or isinstance(value, bool) is not (kind is bool):
+            raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One benchmark of one stored run: what is needed to judge another by it."""
+
+    nodeid: str
+    #: Of the process that measured, and of the machine as it was booted.
+    run: str
+    machine: str
+    #: What must be equal for two runs to be comparable: GPU, driver, versions, variant, L2 policy.
+    fingerprint: Mapping[str, str]
+    measurement: Measurement
+    #: As it was told: ``not slower``, ``slower``, ``unstable``, ``no baseline``; None: parity or a limit failed.
+    verdict: str | None = None
+    #: For people: when, and of which commit.
+    datetime: str = ""
+    commit: str = ""
+    #: The file that holds it, relative to the storage folder.
+    source: str = ""
+    #: Counted while the test ran; None: not known.
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
