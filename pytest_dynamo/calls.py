@@ -218,9 +218,14 @@ class Checker:
         if any(isinstance(event, CompileEvent) for event in seen):
             del self.function.group.events[begun:]
 
+    def compiled(self) -> Callable[..., Any]:
+        """The compiled function itself, whose calls nobody checks."""
+        return self._compile()
+
     def _compile(self) -> Callable[..., Any]:
         if self._compiled is None:
-            self._compiled = torch.compile(self.fn, **self.variant.kwargs)
+            with default_torch_warnings():  # torch.compile imports inductor
+                self._compiled = torch.compile(self.fn, **self.variant.kwargs)
         return self._compiled
 
     def _judge(self, judge: Judge, look: Look, number: int | None) -> None:
@@ -418,9 +423,15 @@ def refuse_result(value: Any, name: str) -> None:
 
 
 @contextmanager
-def compiling(run: TestRun) -> Iterator[None]:
+def compiling(run: TestRun, doing: str = "compiling") -> Iterator[None]:
     """Around every call that may compile: a live line, and none of the side effects of pytest."""
-    with run.progress(run.nodeid), quiet_trace(), warnings.catch_warnings():
-        # Under -W error Dynamo's own one-time warnings become internal errors while it traces.
+    with run.progress(run.nodeid, doing), quiet_trace(), default_torch_warnings():
+        yield
+
+
+@contextmanager
+def default_torch_warnings() -> Iterator[None]:
+    """Under ``-W error`` torch's own warnings become internal errors while it imports its parts and traces."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("default", module=r"torch(\.|$)")
         yield

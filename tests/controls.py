@@ -42,6 +42,8 @@ class Control:
     telling: bool = False
     #: Versions of torch (major.minor) in which compiled code really is not eager's, and what says so: ``Check.what``.
     wrong_in: Mapping[str, set[str]] = field(default_factory=dict)
+    #: Versions of torch that can't compile it and leave the process unusable.
+    breaks_torch: tuple[str, ...] = ()
 
 
 Argument = tuple[int, ...] | Callable[[torch.dtype, int], Any]
@@ -965,8 +967,8 @@ REAL = [
         "batch norm in training within inference mode",
         normalizing_inferring,
         telling=True,
-        # Parameters made outside of inference mode can't be fakes in it: BackendCompilerFailed.
-        wrong_in={"2.11": {"exception"}},
+        # BackendCompilerFailed, after which torch asserts within itself at every operation, with torch alone too.
+        breaks_torch=("2.11",),
     ),
     Control("training step that returns its loss", step_with_loss),
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases_expected import TORCH
 
 from pytest_dynamo.asserts import is_plain_assert
 
@@ -97,7 +98,16 @@ def run(folder: Path, mode: str) -> dict[str, Any]:
     return {record["nodeid"].partition("::test_")[2]: record for record in records if record["phase"] == "call"}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+#: Dynamo of torch 2.11 on Python 3.12 gives up a frame for an assert in a loop under --assert=plain too. That it was
+#: rewritten is told nevertheless, with the same advice.
+LOOP = pytest.mark.xfail(
+    TORCH == "2.11" and sys.version_info >= (3, 12), reason="an assert in a loop breaks by itself there", strict=True
+)
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, id=form.name, marks=LOOP if form.name == "in_a_loop" else ()) for form in FORMS]
+)
 def test_assert(form: Form, runs: dict[str, dict[str, Any]]) -> None:
     """A break is put down to assert rewriting only if there is none at that line without rewriting."""
     rewritten, plain = runs["rewrite"][form.name]["breaks"], runs["plain"][form.name]["breaks"]

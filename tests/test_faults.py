@@ -70,6 +70,8 @@ def test_function_of_fault_is_honest(fault: Fault) -> None:
 
 
 def check_control(control: Control, dtype: torch.dtype, backend: str) -> None:
+    if TORCH in control.breaks_torch:
+        pytest.skip("compiling it breaks this torch for the rest of the process")
     fn, call = control.make(dtype)
     run = drive(fn, [call(seed) for seed in SEEDS], backend)
     wrong = control.wrong_in.get(TORCH, set())
