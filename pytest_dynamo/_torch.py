@@ -40,6 +40,8 @@ CUDAGRAPH_SKIP_LOGGERS = (
 )
 CUDAGRAPH_RECORD_LOGGER = "torch._inductor.cudagraph_trees.__cudagraphs"
 TRACE_LOGGER = "torch.__trace"
+#: A record with the code of every graph that inductor compiles, and that it finds in its cache.
+OUTPUT_CODE_LOGGERS = tuple(f"torch._inductor.{part}.__output_code" for part in ("graph", "codecache"))
 
 _START = "torchdynamo start compiling"
 _LIMIT = "torch._dynamo hit config."
@@ -453,6 +455,14 @@ def _made_by_dynamo(fn: Any) -> bool:
     return hasattr(fn, "_torchdynamo_orig_callable") and file.endswith(
         os.path.join("torch", "_dynamo", "eval_frame.py")
     )
+
+
+def fresh_caches() -> Any:
+    """A context in which inductor and Triton have empty caches of their own."""
+    from torch._inductor import utils
+
+    make = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
+    return make()
 
 
 def with_fallback_random(kwargs: dict[str, Any]) -> dict[str, Any]:

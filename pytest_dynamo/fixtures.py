@@ -10,6 +10,7 @@ import pytest
 
 
 if TYPE_CHECKING:
+    from pytest_dynamo.benchmark import CompiledBenchmark
     from pytest_dynamo.compiled_function import CompiledFunction
     from pytest_dynamo.variants import Variant
 
@@ -78,3 +79,42 @@ def is_ours(info: Any, name: str) -> bool:
     """Whether the fixture that a test gets under ``name`` is the one of this plugin."""
     found = info.name2fixturedefs.get(name)
     return bool(found) and getattr(found[-1].func, "__module__", None) == __name__
+
+
+def has_benchmark(config: pytest.Config) -> bool:
+    """Whether pytest-benchmark is there: under the name of its entry point, or as somebody loads it with ``-p``."""
+    return any(config.pluginmanager.hasplugin(name) for name in ("benchmark", "pytest_benchmark.plugin"))
+
+
+class WithBenchmark:
+    """Registered where pytest-benchmark is: its fixture has to be in the closure of ours for its options to work."""
+
+    @pytest.fixture
+    def compiled_benchmark(
+        self, request: pytest.FixtureRequest, compiled_variant: Variant, benchmark: Any
+    ) -> CompiledBenchmark:
+        """Check a function against eager mode, time both, and compare with accepted runs.
+
+        ``compiled_benchmark(fn, *args, **kwargs)`` returns what compiled gave; ``compiled_benchmark.pedantic(fn,
+        args, kwargs, setup, rounds)`` has an untimed ``setup`` before each call. Once in a test. The times are
+        those of pytest-benchmark's table, files and commands.
+        """
+        return _benchmark(request, compiled_variant, benchmark)
+
+
+class WithoutBenchmark:
+    """Registered where pytest-benchmark is missing or blocked: parity and breaks are checked, nothing is timed."""
+
+    @pytest.fixture
+    def compiled_benchmark(self, request: pytest.FixtureRequest, compiled_variant: Variant) -> CompiledBenchmark:
+        """Check a function against eager mode; to time it takes pytest-benchmark."""
+        return _benchmark(request, compiled_variant, None)
+
+
+def _benchmark(request: pytest.FixtureRequest, variant: Variant, benchmark: Any) -> CompiledBenchmark:
+    from pytest_dynamo.benchmark import CompiledBenchmark
+    from pytest_dynamo.replay import clock_key
+    from pytest_dynamo.session import activate
+
+    run = activate(request.config).watcher.run_of(request.node)
+    return CompiledBenchmark(request.config, run, variant, benchmark, request.node.stash.get(clock_key, None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -142,6 +144,34 @@ class Observer:
             with self._lock:
                 self._events[:0] = mine
         return self.signals
+
+
+class GeneratedCode:
+    """Hashes the code that inductor generates, or finds in its cache, while it is entered."""
+
+    #: Paths and names of caches, and addresses: they differ though the code is the same.
+    _ELSEWHERE = re.compile(r"/\S+|\bc[a-z0-9]{51}\b|0x[0-9a-f]+")
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._taps = [LoggerTap(name, self._see, logging.DEBUG) for name in _torch.OUTPUT_CODE_LOGGERS]
+
+    def _see(self, record: logging.LogRecord) -> None:
+        if record.args and str(record.msg).startswith("Output code: "):
+            self._parts.append(self._ELSEWHERE.sub("", str(next(iter(record.args)))))
+
+    def __enter__(self) -> None:
+        for tap in self._taps:
+            tap.install()
+
+    def __exit__(self, *error: object) -> None:
+        for tap in self._taps:
+            tap.remove()
+
+    @property
+    def hash(self) -> str | None:
+        """Sixteen hex digits; None: no code was seen."""
+        return hashlib.sha256("\n".join(self._parts).encode()).hexdigest()[:16] if self._parts else None
 
 
 @contextmanager

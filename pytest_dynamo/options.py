@@ -68,6 +68,17 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_percent(text: str) -> float:
+    """Parse a number of percent, such as ``5`` or ``2.5``."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of percent of 0 or more, got {text!r}")
+    return value
+
+
 def parse_path(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
@@ -84,6 +95,8 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("dynamic", parse_dynamic, "A,B", "values of torch.compile's `dynamic`: some of none, true, false"),
     ("reset", parse_reset, "test|never", "when compiled code is thrown away (default: test)"),
     ("stage_timeout", parse_seconds, "S", "look for the first diverging stage for S seconds at most (60; 0: don't)"),
+    ("max_slowdown", parse_percent, "P", "how many percent slower than its accepted runs a benchmark may be at least"),
+    ("confirm", parse_count, "N", "time a benchmark that seems slower again in N fresh processes (2)"),
     ("json", parse_path, "FILE", "write a report as JSON"),
     ("artifacts", parse_path, "DIR", "for calls that differ from eager write scripts that show it without pytest"),
 )
@@ -100,12 +113,19 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("dynamo_require_checked", "default for --dynamo-require-checked", type="bool", default=None)
     text = "go on from the first diverging stage to the pass or operation, with torch's compiler bisector"
     group.addoption("--dynamo-bisect", action="store_true", default=False, help=text)
+    text = "make the benchmarks of this run the baseline of later ones"
+    group.addoption("--dynamo-accept", action="store_true", default=False, help=text)
 
 
 def option(config: pytest.Config, name: str) -> Any:
     """Value of an option from the command line, else from the ini file, else None."""
     value = config.getoption(f"dynamo_{name}", None)
     return _ini(config, name) if value is None else value
+
+
+def option_given(config: pytest.Config, name: str) -> bool:
+    """Whether one of the options that are no ini value too was given."""
+    return bool(config.getoption(f"dynamo_{name}", False))
 
 
 def _ini(config: pytest.Config, name: str) -> Any:
@@ -125,7 +145,7 @@ def _ini(config: pytest.Config, name: str) -> Any:
 def any_given(config: pytest.Config) -> bool:
     """Whether the command line or the ini file asks for anything of this plugin."""
     return any(option(config, name) is not None for name, _, _, _ in _OPTIONS) or bool(
-        option(config, "require_checked")
+        option(config, "require_checked") or option_given(config, "accept")
     )
 
 

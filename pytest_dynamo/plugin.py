@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_dynamo import options
+from pytest_dynamo.fixtures import WithBenchmark
+from pytest_dynamo.fixtures import WithoutBenchmark
 from pytest_dynamo.fixtures import compiled
 from pytest_dynamo.fixtures import compiled_variant
+from pytest_dynamo.fixtures import has_benchmark
 
 
 if TYPE_CHECKING:
@@ -30,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
+    timed = WithBenchmark() if has_benchmark(config) else WithoutBenchmark()
+    config.pluginmanager.register(timed, "dynamo_benchmark")
+    if options.option_given(config, "accept"):
+        from pytest_dynamo import replay
+
+        if not replay.saves(config):
+            raise pytest.UsageError("--dynamo-accept: nothing of this run would be kept; add --benchmark-autosave")
     if options.any_given(config):
         from pytest_dynamo.session import activate
 
@@ -65,6 +75,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    if any("compiled_benchmark" in getattr(item, "fixturenames", ()) for item in items):
+        from pytest_dynamo import replay
+
+        replay.with_clock(config, items)
     yield
     if any("compiled" in item.keywords or "compiled_variant" in getattr(item, "fixturenames", ()) for item in items):
         from pytest_dynamo import collection

@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long to compile."""
+"""A line on the terminal while something takes long: compiling, timing, confirming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
 
     Args:
         descriptor: where to write, or None to stay silent.
-        delay: seconds of compiling before the first line.
+        delay: seconds before the first line.
     """
 
     def __init__(self, descriptor: int | None, delay: float = 5.0) -> None:
@@ -31,13 +31,15 @@ class Progress:
         return cls(os.dup(stream.fileno()))
 
     @contextmanager
-    def __call__(self, nodeid: str) -> Iterator[None]:
+    def __call__(self, nodeid: str, doing: str = "compiling") -> Iterator[None]:
         if self._descriptor is None:
             yield
             return
         done = threading.Event()
         name = nodeid.rpartition("::")[2]
-        thread = threading.Thread(target=self._show, args=(name, done), name="pytest-dynamo-progress", daemon=True)
+        thread = threading.Thread(
+            target=self._show, args=(f"{doing} {name}", done), name="pytest-dynamo-progress", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -45,12 +47,12 @@ class Progress:
             done.set()
             thread.join()
 
-    def _show(self, name: str, done: threading.Event) -> None:
+    def _show(self, text: str, done: threading.Event) -> None:
         begun = time.monotonic()
         if done.wait(self._delay):
             return
         while True:
-            self._write(f"\r\x1b[Kcompiling {name} {time.monotonic() - begun:.0f} s")
+            self._write(f"\r\x1b[K{text} {time.monotonic() - begun:.0f} s")
             if done.wait(1.0):
                 self._write("\r\x1b[K")
                 return

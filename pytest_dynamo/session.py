@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from pytest_dynamo import history
 from pytest_dynamo import isolation
 from pytest_dynamo import jsonreport
 from pytest_dynamo import options
+from pytest_dynamo import replay
 from pytest_dynamo import terminal
 from pytest_dynamo.environment import environment
 from pytest_dynamo.observer import Observer
@@ -82,7 +84,7 @@ class DynamoSession:
             records[phase] = replace(record, outcome=self._outcomes.get(report.nodeid))
 
     @pytest.hookimpl
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if is_xdist_worker(self.config):
             imports = [record.to_json() for record in self.watcher.imports]
             output = {"imports": imports, "notes": self._notes(), "environment": environment()}
@@ -91,6 +93,26 @@ class DynamoSession:
         path = options.json_path(self.config)
         if path is not None:
             jsonreport.write(self.report(), path)
+        if options.option_given(self.config, "accept"):
+            self._accept(session)
+
+    def _accept(self, session: pytest.Session) -> None:
+        """Let the baselines of all benchmarks of this run begin with it."""
+        folder = replay.storage(self.config)
+        runs = self.watcher.benchmarks
+        if folder is None or not runs:
+            self._worker_notes.append("--dynamo-accept: no benchmark was kept in this run")
+            return
+        try:
+            taken = history.accept(folder, runs)
+        except history.HistoryError as error:
+            # Raised, it would keep pytest from telling which tests failed.
+            self._worker_notes.append(f"--dynamo-accept: {error}")
+            session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
+            return
+        self._worker_notes += [f"{run.nodeid}: is the baseline of later runs" for run in taken]
+        left = [run for run in runs if run not in taken]
+        self._worker_notes += [f"{run.nodeid}: not accepted, it is {run.verdict or 'wrong'}" for run in left]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

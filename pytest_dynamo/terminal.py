@@ -25,6 +25,11 @@ _TITLES = {
     "fullgraph": "graph break under fullgraph=True",
     "untold": "this torch is not understood",
     "not_checked": "{seen} not checked, under --dynamo-require-checked",
+    "max_slowdown": "slower by {seen:g} %",
+    "min_speedup": "{seen:g} times as fast as eager, {allowed:g} wanted",
+    "max_memory_ratio": "{seen:g} times the memory of eager, {allowed:g} allowed",
+    "compiled_while_timing": "compiled while it was timed",
+    "baseline": "no baseline can be read",
 }
 
 
@@ -41,7 +46,10 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
             lines.append("  " + (f"{finding.file}:{finding.line}  {head}" if finding.file else head))
             lines += [f"      {line}" for line in rest]
         if first.accept_with:
-            lines.append(f"  accept with @pytest.mark.compiled({first.accept_with})")
+            option = first.accept_with.startswith("--")
+            lines.append(
+                f"  accept with {first.accept_with if option else f'@pytest.mark.compiled({first.accept_with})'}"
+            )
     return lines
 
 

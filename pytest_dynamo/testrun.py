@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from typing import Any
 
 from pytest_dynamo.errors import ParityError
 from pytest_dynamo.events import CompileEvent
@@ -19,6 +20,7 @@ from pytest_dynamo.events import CudaGraphRecording
 from pytest_dynamo.events import CudaGraphSkipEvent
 from pytest_dynamo.events import Event
 from pytest_dynamo.events import SkipEvent
+from pytest_dynamo.measurement import Run
 from pytest_dynamo.messages import StackFrame
 from pytest_dynamo.observer import Observer
 from pytest_dynamo.places import Places
@@ -27,6 +29,7 @@ from pytest_dynamo.record import CudaGraphs
 from pytest_dynamo.record import CudaGraphSkip
 from pytest_dynamo.record import Diagnosis
 from pytest_dynamo.record import Finding
+from pytest_dynamo.record import Memory
 from pytest_dynamo.record import Observation
 from pytest_dynamo.record import Parity
 from pytest_dynamo.record import Record
@@ -114,7 +117,13 @@ class TestRun:
         #: The test is over; what was made in it can't be used any more.
         self.ended = False
         #: Shows on a terminal that something is being compiled for this test.
-        self.progress: Callable[[str], AbstractContextManager[None]] = lambda nodeid: nullcontext()
+        self.progress: Callable[..., AbstractContextManager[None]] = lambda nodeid, doing="": nullcontext()
+        #: What `compiled_benchmark` measured, as it lies in pytest-benchmark's storage too.
+        self.benchmark: dict[str, Any] | None = None
+        #: The same, to be judged by and to be accepted.
+        self.entry: Run | None = None
+        self.memory = Memory()
+        self.kernels: int | None = None
         self._starts: dict[int, int] = {}
         self._phase_checks = 0
         self._called: dict[int, int] = {}
@@ -274,7 +283,13 @@ class TestRun:
             not_checked=tuple(self.not_checked),
             notes=tuple(self.notes),
             relaxed=self.relaxed if phase == "call" else (),
+            **self._speed(phase),
         )
+
+    def _speed(self, phase: str) -> dict[str, Any]:
+        if phase != "call":
+            return {}
+        return {"benchmark": self.benchmark, "memory": self.memory, "kernels": self.kernels}
 
     def _search(self, phase: str) -> tuple[Diagnosis | None, str | None]:
         """What was found out about the call that failed, for the record of the phase in which that was."""

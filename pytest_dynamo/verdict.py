@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_dynamo.detection import SLOWER
+from pytest_dynamo.detection import SpeedVerdict
+from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.record import Finding
 from pytest_dynamo.record import GraphBreak
 from pytest_dynamo.record import Observation
@@ -137,3 +141,34 @@ def _compile_time(observation: Observation, limits: Limits) -> Iterator[Finding]
     if allowed is not None and seen is not None and seen > allowed:
         accept = f"max_compile_time={round(seen + 0.05, 1)}"
         yield Finding("max_compile_time", allowed, seen, f"compiling took {seen:.1f} s", None, None, accept)
+
+
+def speed_findings(
+    limits: Limits, measured: Measurement, verdict: SpeedVerdict | None, told: Sequence[str]
+) -> tuple[Finding, ...]:
+    """Return what is wrong with the speed and the memory of one benchmark.
+
+    Args:
+        limits: those of the test.
+        measured: what this process measured.
+        verdict: how that compares with accepted runs; None: not to be judged.
+        told: the verdict in words.
+    """
+    found = []
+    if verdict is not None and verdict.verdict == SLOWER:
+        change = max(judgement.change for judgement in verdict.judgements if judgement.verdict == SLOWER)
+        message = "\n".join(["slower than the accepted runs", *told])
+        found.append(Finding("max_slowdown", None, round(100 * change, 1), message, None, None, "--dynamo-accept"))
+    floor = limits.min_speedup
+    if floor is not None and measured.speedup_low < floor:
+        interval = f"{measured.speedup_low:.2f} to {measured.speedup_high:.2f}"
+        message = f"compiled is {measured.speedup:.2f} times as fast as eager (95 %: {interval}), {floor:g} wanted"
+        accept = f"min_speedup={int(100 * measured.speedup_low) / 100:g}"
+        found.append(Finding("min_speedup", floor, round(measured.speedup_low, 3), message, None, None, accept))
+    ratio, most = measured.memory_ratio, limits.max_memory_ratio
+    if most is not None and ratio is not None and ratio > most:
+        peaks = f"{measured.compiled.peak_bytes} and {measured.eager.peak_bytes} bytes"
+        message = f"a compiled call needs {ratio:.2f} times the memory of an eager one ({peaks})"
+        accept = f"max_memory_ratio={round(ratio + 0.005, 2):g}"
+        found.append(Finding("max_memory_ratio", most, round(ratio, 3), message, None, None, accept))
+    return tuple(found)

@@ -15,6 +15,7 @@ from pytest_dynamo import terminal
 from pytest_dynamo.errors import LimitError
 from pytest_dynamo.fixtures import is_ours
 from pytest_dynamo.fixtures import uses_ours
+from pytest_dynamo.measurement import Run
 from pytest_dynamo.observer import Observer
 from pytest_dynamo.observer import quiet_trace
 from pytest_dynamo.places import Places
@@ -57,6 +58,8 @@ class TestWatcher:
         self.caps = tuple(cap for cap in options.CAPS if getattr(self.base.limits, cap) is not None)
         #: Records of modules that compiled something while they were imported.
         self.imports: list[Record] = []
+        #: What tests with `compiled_benchmark` measured.
+        self.benchmarks: list[Run] = []
         #: Whether some test ran on what an earlier one had compiled.
         self.order_matters = False
         self._usage_error: str | None = None
@@ -248,10 +251,22 @@ class TestWatcher:
                 report.longrepr = "\n".join(terminal.finding_lines(run.findings)) or str(error)
             elif text := _text_of(run, told=error):
                 report.sections.append(("pytest-dynamo", text))
+        if run.benchmark is not None:
+            assert run.entry is not None
+            if (call.excinfo is not None or report.outcome == "failed") and not _only_slower(run, call):
+                run.benchmark["verdict"] = None  # in the storage already: wrong is no baseline, however fast
+            if report.when == "teardown":
+                self.benchmarks.append(replace(run.entry, verdict=run.benchmark["verdict"]))
         record = run.record(report.when, run.findings if report.when == "call" else ())
         run.begin_phase()
         report.dynamo = [] if record is None else [record.to_json()]  # type: ignore[attr-defined]
         return report
+
+
+def _only_slower(run: TestRun, call: pytest.CallInfo[None]) -> bool:
+    """Whether nothing is wrong with a test but its speed."""
+    told = call.excinfo is not None and isinstance(call.excinfo.value, LimitError)
+    return told and {finding.limit for finding in run.findings} == {"max_slowdown"}
 
 
 def _laxer(settings: Settings, base: Settings, name: str) -> bool:

@@ -32,16 +32,18 @@ LAYERS = [
             {
                 *("settings", "variants", "record", "verdict", "report", "errors"),
                 *("events", "messages", "places", "asserts", "summary", "environment"),
+                *("measurement", "detection", "history"),
             }
         ),
     ),
-    Layer("writers", frozenset({"terminal", "jsonreport"}), frozenset({"words"})),
+    Layer("writers", frozenset({"terminal", "jsonreport", "chart", "speedtable"}), frozenset({"words"})),
     Layer(
         "engine",
         frozenset(
             {
                 *("_torch", "observer", "inputs", "state", "parity", "isolation", "start", "reference"),
                 *("gradients", "aliasing", "judge", "kept"),
+                *("timing", "clocks", "profiling", "machine"),
             }
         ),
         frozenset({"words"}),
@@ -52,6 +54,7 @@ LAYERS = [
             {
                 *("options", "collection", "fixtures", "watch", "session", "plugin"),
                 *("testrun", "calls", "stages", "artifacts", "compiled_function", "progress"),
+                *("cli", "__main__", "benchmark", "replay", "confirm", "revisions"),
             }
         ),
         frozenset({"words", "writers", "engine"}),
@@ -60,9 +63,11 @@ LAYERS = [
 #: Modules that may import torch when they are imported, and those that may import pytest.
 TORCH = frozenset(
     {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept"}
-    | {"stages", "artifacts"}
+    | {"stages", "artifacts", "clocks", "profiling", "benchmark"}
 )
-PYTEST = frozenset({"options", "collection", "fixtures", "watch", "session", "plugin"})
+PYTEST = frozenset(
+    {"options", "collection", "fixtures", "watch", "session", "plugin", "benchmark", "replay", "confirm"}
+)
 #: Modules that are imported by every run of pytest: they import nothing heavy of ours either.
 ALWAYS = frozenset({"plugin", "options", "fixtures"})
 

@@ -1,0 +1,369 @@
+"""The fixture ``compiled_benchmark``: parity first, then times, then how they compare with accepted runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_dynamo import _torch
+from pytest_dynamo import clocks
+from pytest_dynamo import detection
+from pytest_dynamo import history
+from pytest_dynamo import inputs
+from pytest_dynamo import machine
+from pytest_dynamo import options
+from pytest_dynamo import profiling
+from pytest_dynamo import replay
+from pytest_dynamo import speedtable
+from pytest_dynamo import timing
+from pytest_dynamo.calls import Checker
+from pytest_dynamo.calls import compiling
+from pytest_dynamo.confirm import NotConfirmedError
+from pytest_dynamo.confirm import times_again
+from pytest_dynamo.detection import NO_BASELINE
+from pytest_dynamo.detection import SLOWER
+from pytest_dynamo.detection import UNSTABLE
+from pytest_dynamo.detection import SpeedVerdict
+from pytest_dynamo.events import CompileEvent
+from pytest_dynamo.events import CudaGraphRecording
+from pytest_dynamo.measurement import SCHEMA
+from pytest_dynamo.measurement import Measurement
+from pytest_dynamo.measurement import Run
+from pytest_dynamo.measurement import Side
+from pytest_dynamo.measurement import middle
+from pytest_dynamo.observer import GeneratedCode
+from pytest_dynamo.record import Finding
+from pytest_dynamo.record import Memory
+from pytest_dynamo.record import Observation
+from pytest_dynamo.start import Arguments
+from pytest_dynamo.start import Start
+from pytest_dynamo.testrun import TestRun
+from pytest_dynamo.variants import Variant
+from pytest_dynamo.verdict import speed_findings
+
+
+class CompiledBenchmark:
+    """Compares a function with eager once, then times both. Once in each test."""
+
+    def __init__(self, config: pytest.Config, run: TestRun, variant: Variant, benchmark: Any, clock: Any) -> None:
+        self._config = config
+        self._run = run
+        self._variant = variant
+        #: That of pytest-benchmark, or what stands in its place; None: there is none.
+        self._benchmark = benchmark
+        self._clock: replay.ReplayClock | None = clock
+        self._used = False
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Check and time ``fn(*args, **kwargs)``; return what compiled gave."""
+        __tracebackhide__ = True
+        return self._all(fn, args, kwargs, None, timing.Plan())
+
+    def pedantic(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        setup: Callable[[], Any] | None = None,
+        rounds: int = 50,
+    ) -> Any:
+        """As calling it, with an untimed ``setup()`` before each call, which may return ``(args, kwargs)``.
+
+        ``rounds``: pairs of samples, eager and compiled, that are taken whatever the time.
+        """
+        __tracebackhide__ = True
+        return self._all(fn, tuple(args), dict(kwargs or {}), setup, timing.Plan(rounds=rounds, min_rounds=rounds))
+
+    # -- a benchmark, in the order in which things happen --
+
+    def _all(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        setup: Callable[[], Any] | None,
+        plan: timing.Plan,
+    ) -> Any:
+        __tracebackhide__ = True
+        if self._used:
+            raise RuntimeError("compiled_benchmark can be used once in a test: make a test of each")
+        self._used = True
+        run = self._run
+        checker = Checker(fn, self._variant, run)
+        if setup is not None:
+            given = setup()
+            if given and (args or kwargs):
+                raise TypeError("give arguments or let setup return them, not both")
+            args, kwargs = given or (args, kwargs)
+        run.functions.append(checker.function)
+        device = _device((args, kwargs), inputs.owners(checker.fn, (args, kwargs)))
+        code = GeneratedCode()
+        try:
+            with code, self._caches():
+                result = checker(args, kwargs)
+        except BaseException:
+            replay.keep_out(self._benchmark)  # what is wrong has no speed
+            raise
+        if self._variant.uses_cudagraphs and device == "cuda":
+            result = inputs.detach(result)  # timing replays into its memory
+        why = replay.not_timed(self._config, self._benchmark, self._clock)
+        if why is None:
+            entry = self._time(checker, (args, kwargs), setup, plan, device, code.hash)
+            if entry is not None:
+                self._judge(entry, checker)
+        else:
+            run.not_checked[f"speed of {checker.name}: {why}"] = None
+            self._let_it_run(checker, (args, kwargs))
+        return result
+
+    @contextlib.contextmanager
+    def _caches(self) -> Iterator[None]:
+        """Compile with caches of its own if the time that it takes is limited: a warm cache would pass anything."""
+        if self._run.settings.limits.max_compile_time is None:
+            yield
+        else:
+            with _torch.fresh_caches():
+                yield
+
+    def _let_it_run(self, checker: Checker, arguments: Arguments) -> None:
+        """Hand the compiled function to whatever stands in the place of pytest-benchmark's fixture."""
+        if self._benchmark is None:
+            return
+        with _again(checker, arguments) as (args, kwargs), compiling(self._run):
+            self._benchmark(_marked(checker.compiled(), self._variant), *args, **kwargs)
+            self._run.take_for(checker.function)
+
+    def _time(
+        self,
+        checker: Checker,
+        arguments: Arguments,
+        setup: Callable[[], Any] | None,
+        plan: timing.Plan,
+        device: str,
+        code: str | None,
+    ) -> Run | None:
+        """Time both sides from the state of before the call, which is put back afterwards, and keep the samples."""
+        run = self._run
+        with _again(checker, arguments) as given, compiling(run, "timing"):
+            calls = _Calls(checker.fn, _marked(checker.compiled(), self._variant), given, setup)
+            try:
+                measured, samples = self._measure(checker, calls, plan, device, code)
+            except timing.CompiledWhileTiming as error:
+                replay.keep_out(self._benchmark)
+                run.take_for(checker.function)
+                run.findings.append(Finding("compiled_while_timing", 0, 1, str(error), None, None, None))
+                return None
+            except BaseException:
+                replay.keep_out(self._benchmark)
+                raise
+            entry = Run(
+                nodeid=run.nodeid,
+                run=machine.run_id(),
+                machine=machine.machine_id(machine.load_nvml()),
+                fingerprint=machine.fingerprint(self._variant.id, device, plan.l2),
+                measurement=measured,
+                datetime=datetime.now(timezone.utc).isoformat(),
+            )
+            # In the storage without a verdict until there is one: an interrupted run is no baseline.
+            run.entry = entry
+            run.benchmark = self._benchmark.extra_info["dynamo"] = _stored(entry, run.observation())
+            assert self._clock is not None
+            replay.feed(self._benchmark, self._clock, samples, calls.compiled)
+        return entry
+
+    def _measure(
+        self, checker: Checker, calls: _Calls, plan: timing.Plan, device: str, code: str | None
+    ) -> tuple[Measurement, tuple[float, ...]]:
+        run, function = self._run, checker.function
+        compiled_seconds = run.observation().compile
+
+        def compilations() -> int:
+            run.take_for(function)
+            return sum(isinstance(event, (CompileEvent, CudaGraphRecording)) for event in function.group.events)
+
+        conditions = self._conditions()
+        found = timing.measure(
+            calls.eager,
+            calls.compiled,
+            clocks.CudaClock() if device == "cuda" else clocks.CpuClock(),
+            plan,
+            compilations=compilations,
+            setup=None if calls.setup is None else calls.before,
+            canaries=clocks.canaries(device),
+        )
+        after = self._conditions()
+        sides = []
+        for samples, call in ((found.eager, calls.eager), (found.compiled, calls.compiled)):
+            busy = profiling.profile(call, device) if calls.setup is None else profiling.Busy(None, None, None)
+            peak = profiling.peak_bytes(call, device)
+            run.notes.update(dict.fromkeys(f"{checker.name}: {note}" for note in busy.notes))
+            times = (samples.times, samples.host_times)
+            sides.append(Side(*times, busy.device_time, busy.launches, busy.kernels, peak))
+        replayed = bool(_torch.last_call_replayed()) if self._variant.uses_cudagraphs else False
+        compilations()
+        measured = Measurement(
+            eager=sides[0],
+            compiled=sides[1],
+            speedup=found.speedup,
+            speedup_low=found.speedup_low,
+            speedup_high=found.speedup_high,
+            launch_bound=profiling.launch_bound(sides[1].device_time, sides[1].time.median),
+            replayed=replayed,
+            code=code,
+            compile_seconds=compiled_seconds.seconds,
+            cold=compiled_seconds.cold,
+            canaries={name: samples.times.median for name, samples in found.canaries.items()},
+            conditions={"before": conditions.to_json(), "after": after.to_json()},
+            unstable=machine.unstable_reasons(conditions, after),
+        )
+        return measured, found.compiled.time
+
+    def _conditions(self) -> machine.Conditions:
+        # Where this confirms what another process found, that one waits for us, and may hold memory of the GPU.
+        return machine.Conditions.read(machine.load_nvml(), ours=(os.getppid(),))
+
+    # -- the verdict --
+
+    def _judge(self, entry: Run, checker: Checker) -> None:
+        """Hold a run against the accepted ones, and time suspects again in fresh processes."""
+        run, config = self._run, self._config
+        percent = options.option(config, "max_slowdown")
+        allowed = None if percent is None else percent / 100
+        folder = replay.storage(config)
+        told = [] if folder is not None else ["pytest-benchmark keeps its runs where they are not read: no baseline"]
+        stored = history.read(folder) if folder is not None else history.Storage()
+        run.notes.update(dict.fromkeys(f"benchmark storage: {problem}" for problem in stored.problems))
+        try:
+            accepted = history.marks(folder) if folder is not None else {}
+        except history.HistoryError as error:
+            run.findings.append(Finding("baseline", None, None, str(error), None, None, None))
+            return
+        window = history.window(stored.runs, entry.nodeid, entry.fingerprint, accepted)
+        verdict = detection.judge(window, entry, allowed)
+        if verdict.verdict == SLOWER and not options.option_given(config, "accept"):
+            verdict = self._confirmed(window, entry, verdict, allowed)
+        assert run.benchmark is not None
+        run.benchmark["verdict"] = verdict.verdict
+        measured = entry.measurement
+        run.memory = Memory(measured.eager.peak_bytes, measured.compiled.peak_bytes, measured.memory_ratio)
+        run.kernels = measured.compiled.launches
+        told += speedtable.verdict_lines(verdict)
+        if verdict.verdict == NO_BASELINE:
+            told += speedtable.other_lines(history.older_series(stored.runs, entry.nodeid, entry.fingerprint))
+            if not replay.saves(config):
+                told.append("this run is not kept: --benchmark-autosave keeps it")
+        run.benchmark["told"] = told
+        if verdict.verdict in (UNSTABLE, NO_BASELINE):
+            run.notes[f"speed of {checker.name}: {verdict.verdict}: {'; '.join(told)}"] = None
+        accepting = options.option_given(config, "accept")
+        for improved in () if accepting else detection.improved(verdict):
+            run.notes[
+                f"speed of {checker.name}: {improved.metric} is {-improved.change:.1%} below the accepted runs: "
+                "--dynamo-accept makes it the baseline"
+            ] = None
+        if measured.speedup_high < 1:
+            run.notes[f"compiled {checker.name} is slower than eager: {measured.speedup:.2f} times as fast"] = None
+        run.findings += speed_findings(run.settings.limits, measured, None if accepting else verdict, told)
+
+    def _confirmed(
+        self, window: Sequence[Run], entry: Run, suspect: SpeedVerdict, allowed: float | None
+    ) -> SpeedVerdict:
+        config, run = self._config, self._run
+        count = options.option(config, "confirm")
+        count = 2 if count is None else count
+        if not count:
+            return suspect
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the processes need memory too
+        try:
+            with run.progress(run.nodeid, "confirming"):
+                fresh = times_again(config, entry.nodeid, count)
+        except NotConfirmedError as error:
+            return SpeedVerdict(UNSTABLE, suspect.judgements, (*suspect.notes, str(error)), suspect.runs)
+        together = middle([entry.measurement, *fresh])
+        assert run.benchmark is not None
+        run.benchmark["confirmed"] = [measured.to_json() for measured in fresh]
+        verdict = detection.judge(window, _with(entry, together), allowed)
+        note = f"judged by the median of this and {count} fresh processes"
+        return SpeedVerdict(verdict.verdict, verdict.judgements, (*verdict.notes, note), verdict.runs)
+
+
+class _Calls:
+    """Eager and compiled code as calls without arguments, and what comes before each of them."""
+
+    def __init__(
+        self, slow: Callable[..., Any], fast: Callable[..., Any], given: Arguments, setup: Callable[[], Any] | None
+    ) -> None:
+        self._slow, self._fast, self._given = slow, fast, given
+        self.setup = setup
+
+    def before(self) -> None:
+        assert self.setup is not None
+        self._given = self.setup() or self._given
+
+    def eager(self) -> Any:
+        args, kwargs = self._given
+        return self._slow(*args, **kwargs)
+
+    def compiled(self) -> Any:
+        args, kwargs = self._given
+        return self._fast(*args, **kwargs)
+
+
+def _stored(entry: Run, seen: Observation) -> dict[str, Any]:
+    """What lies in pytest-benchmark's storage beside the samples."""
+    return {
+        "schema": SCHEMA,
+        "nodeid": entry.nodeid,
+        "run": entry.run,
+        "machine": entry.machine,
+        "fingerprint": dict(entry.fingerprint),
+        "measurement": entry.measurement.to_json(),
+        "verdict": None,
+        "graphs": seen.graphs,
+        "graph_breaks": seen.break_count,
+        "recompiles": seen.recompile_count,
+    }
+
+
+def _with(entry: Run, measured: Measurement) -> Run:
+    return Run(entry.nodeid, entry.run, entry.machine, entry.fingerprint, measured)
+
+
+def _device(arguments: Arguments, owners: list[Any]) -> str:
+    """Where the work is: on the GPU if any tensor of the call is there."""
+    tensors = [value for value in inputs.walk(arguments) if isinstance(value, torch.Tensor)]
+    tensors += [tensor for owner in owners for tensor in inputs.state_tensors(owner)]
+    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+
+
+def _marked(fast: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
+    """A compiled function whose calls each begin a step of CUDA graphs, where it uses them."""
+    if not variant.uses_cudagraphs:
+        return fast
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return fast(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _again(checker: Checker, arguments: Arguments) -> Iterator[Arguments]:
+    """Clones of the arguments to call with as often as one likes; state is put back afterwards."""
+    start = Start(checker.fn, arguments)
+    start.run_eager()  # finds out what the call changes
+    start.rewind()  # random numbers too, which that has drawn
+    with start.again() as given:
+        yield given
