@@ -200,8 +200,8 @@ def _noise(logs: Sequence[float]) -> float:
 
 def _judge(question: Question, window: Sequence[Run], now: Run, allowed: float | None) -> Judgement | None:
     value = question.read(now.measurement)
-    accepted = [found for run in window if (found := question.read(run.measurement)) is not None]
-    if value is None or not accepted:
+    accepted = [found for run in window if (found := question.read(run.measurement))]
+    if not value or not accepted:
         return None
     machines = {run.machine for run in window}
     middle, limit = limit_of(accepted, question, elsewhere=len(machines) == 1 and now.machine not in machines)

@@ -58,7 +58,7 @@ def measurement(name: str, measured: dict[str, Any]) -> Measurement:
     def side(which: str) -> Side:
         times = [Times.of([sample / 1e3 for sample in measured[kind][which]]) for kind in ("event", "host")]
         busy, launches = measured["kernel"][which]
-        return Side(times[0], times[1], busy / 1e3, round(launches))
+        return Side(times[0], times[1], busy / 1e3 if busy else None, round(launches) or None)
 
     eager, compiled = side("eager"), side("compiled")
     speedup = eager.time.median / compiled.time.median

@@ -4,8 +4,8 @@
 #   [SECONDS_EACH=540] tests/benchmarks/gpu.sh FOLDER PART...
 #
 # Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
-# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite). Timings need a quiet
-# machine and have scripts of their own.
+# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), speed (A/A and planted
+# slow-downs: alone, for twice that time). Other timings have scripts of their own and need a quiet machine too.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?a folder for the results}
@@ -61,6 +61,13 @@ part() {
         graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep) sweep ;;
+        speed)  # alone: its times are the result
+            for planted in 0.05 0.10; do
+                python3 tests/benchmarks/speed_study.py run --out "$out/h200_speed_$planted.json" --planted $planted \
+                    --host $([ $planted = 0.10 ] && echo 0.30 || echo 0) --seconds $((seconds / 2 - 60)) || return 1
+            done 2> "$out/h200_speed.err"
+            PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/speed_study.py show \
+                "$out"/h200_speed_*.json > "$out/h200_speed.txt" ;;
         *) echo "unknown part: $1" >&2; return 2 ;;
     esac
 }
