@@ -226,6 +226,7 @@ class CompiledBenchmark:
             conditions={"before": conditions.to_json(), "after": after.to_json()},
             unstable=machine.unstable_reasons(conditions, after),
         )
+        run.eager_samples = found.eager.time
         return measured, found.compiled.time
 
     def _conditions(self) -> machine.Conditions:
@@ -271,6 +272,9 @@ class CompiledBenchmark:
                 f"speed of {checker.name}: {improved.metric} is {-improved.change:.1%} below the accepted runs: "
                 "--dynamo-accept makes it the baseline"
             ] = None
+        if run.settings.limits.max_memory_ratio is not None and measured.memory_ratio is None:
+            device = entry.fingerprint["device"]
+            run.not_checked[f"max_memory_ratio of {checker.name}: memory is not measured on {device}"] = None
         if measured.speedup_high < 1:
             run.notes[f"compiled {checker.name} is slower than eager: {measured.speedup:.2f} times as fast"] = None
         run.findings += speed_findings(run.settings.limits, measured, None if accepting else verdict, told)

@@ -103,6 +103,25 @@ def _uuid(properties: Any) -> str | None:
     return None if uuid is None else str(uuid) if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
+def gpus(nvml: Any) -> list[dict[str, str]]:
+    """Return name, memory and driver of all GPUs of this machine, as NVML tells them; CUDA is left alone."""
+    found = []
+    with _started(nvml) as usable:
+        count = (_ask(nvml, "nvmlDeviceGetCount") or 0) if usable else 0
+        for index in range(count):
+            handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+            name, memory = _ask(nvml, "nvmlDeviceGetName", handle), _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            driver = _ask(nvml, "nvmlSystemGetDriverVersion")
+            mib = UNKNOWN if memory is None else str(memory.total >> 20)
+            found.append({"name": _words(name), "memory_mib": mib, "driver": _words(driver)})
+    return found
+
+
+def _words(told: Any) -> str:
+    """A text of NVML, which old releases give as bytes."""
+    return UNKNOWN if told is None else told.decode() if isinstance(told, bytes) else str(told)
+
+
 def load_nvml() -> Any:
     """Return the module of nvidia-ml-py; None: not installed."""
     try:

@@ -113,6 +113,9 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("dynamo_require_checked", "default for --dynamo-require-checked", type="bool", default=None)
     text = "go on from the first diverging stage to the pass or operation, with torch's compiler bisector"
     group.addoption("--dynamo-bisect", action="store_true", default=False, help=text)
+    text = "keep the times of eager code and of compiling as benchmarks of their own, NAME:eager and NAME:compile"
+    group.addoption("--dynamo-benchmark-rows", action="store_true", default=None, help=text)
+    parser.addini("dynamo_benchmark_rows", "default for --dynamo-benchmark-rows", type="bool", default=None)
     text = "make the benchmarks of this run the baseline of later ones"
     group.addoption("--dynamo-accept", action="store_true", default=False, help=text)
 

@@ -12,8 +12,10 @@ import pytest
 from pytest_dynamo import history
 from pytest_dynamo import isolation
 from pytest_dynamo import jsonreport
+from pytest_dynamo import machine
 from pytest_dynamo import options
 from pytest_dynamo import replay
+from pytest_dynamo import rows
 from pytest_dynamo import terminal
 from pytest_dynamo.environment import environment
 from pytest_dynamo.observer import Observer
@@ -95,6 +97,17 @@ class DynamoSession:
             jsonreport.write(self.report(), path)
         if options.option_given(self.config, "accept"):
             self._accept(session)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        # Static facts only: pytest-benchmark warns of every difference. And nothing that initialises CUDA.
+        machine_info["gpus"] = machine.gpus(machine.load_nvml())
+        machine_info["torch"] = environment()["torch"]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        if options.option(self.config, "benchmark_rows"):
+            output_json["benchmarks"] += list(rows.rows(output_json["benchmarks"], self.watcher.eager_samples))
 
     def _accept(self, session: pytest.Session) -> None:
         """Let the baselines of all benchmarks of this run begin with it."""

@@ -122,6 +122,8 @@ class TestRun:
         self.benchmark: dict[str, Any] | None = None
         #: The same, to be judged by and to be accepted.
         self.entry: Run | None = None
+        #: Of eager code, in seconds per call.
+        self.eager_samples: tuple[float, ...] = ()
         self.memory = Memory()
         self.kernels: int | None = None
         self._starts: dict[int, int] = {}

@@ -60,6 +60,8 @@ class TestWatcher:
         self.imports: list[Record] = []
         #: What tests with `compiled_benchmark` measured.
         self.benchmarks: list[Run] = []
+        #: Of eager code, in seconds, by test.
+        self.eager_samples: dict[str, tuple[float, ...]] = {}
         #: Whether some test ran on what an earlier one had compiled.
         self.order_matters = False
         self._usage_error: str | None = None
@@ -256,6 +258,7 @@ class TestWatcher:
             if (call.excinfo is not None or report.outcome == "failed") and not _only_slower(run, call):
                 run.benchmark["verdict"] = None  # in the storage already: wrong is no baseline, however fast
             if report.when == "teardown":
+                self.eager_samples[run.nodeid] = run.eager_samples
                 self.benchmarks.append(replace(run.entry, verdict=run.benchmark["verdict"]))
         record = run.record(report.when, run.findings if report.when == "call" else ())
         run.begin_phase()

@@ -36,7 +36,7 @@ LAYERS = [
             }
         ),
     ),
-    Layer("writers", frozenset({"terminal", "jsonreport", "chart", "speedtable"}), frozenset({"words"})),
+    Layer("writers", frozenset({"terminal", "jsonreport", "chart", "speedtable", "rows"}), frozenset({"words"})),
     Layer(
         "engine",
         frozenset(

@@ -69,6 +69,15 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
         return handle
 
+    def nvmlDeviceGetName(self, handle: str) -> bytes:  # noqa: N802
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=143771 << 20)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.159.04"
+
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
         return {"GPU-aaa": {1: 1980, 2: 3201}, "GPU-bbb": {1: 300, 2: 400}}[handle][kind]
 
@@ -352,3 +361,12 @@ def test_a_real_gpu_is_told() -> None:
         conditions = Conditions.read(nvml)
         assert conditions.sm_clock is not None
         assert conditions.throttle is not None
+
+
+def test_gpus_are_told_without_cuda() -> None:
+    nvml = FakeNvml()
+    assert machine.gpus(None) == []
+    assert machine.gpus(nvml) == [{"name": "NVIDIA H200", "memory_mib": "143771", "driver": "580.159.04"}] * 2
+    assert nvml.started == 0
+    broken = FakeNvml(broken=("nvmlDeviceGetMemoryInfo",))
+    assert {gpu["memory_mib"] for gpu in machine.gpus(broken)} == {"unknown"}
