@@ -139,6 +139,9 @@ class CompiledBenchmark:
         """Hand the compiled function to whatever stands in the place of pytest-benchmark's fixture."""
         if self._benchmark is None:
             return
+        if self._clock is not None and not self._benchmark.disabled:
+            replay.keep_out(self._benchmark)  # it would time by our clock, which stands still
+            return
         with _again(checker, arguments) as (args, kwargs), compiling(self._run):
             self._benchmark(_marked(checker.compiled(), self._variant), *args, **kwargs)
             self._run.take_for(checker.function)

@@ -90,5 +90,12 @@ def _once(config: pytest.Config, nodeid: str) -> Measurement:
             measured = next(r["benchmark"]["measurement"] for r in records if r["nodeid"] == nodeid and r["benchmark"])
             return Measurement.from_json(measured)
         except (OSError, ValueError, KeyError, TypeError, StopIteration):
-            last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output")
-            raise NotConfirmedError(f"it can't be timed alone: exit status {done.returncode}, {last.strip()}") from None
+            why = f"exit status {done.returncode}, {_reason(done.stdout, done.stderr)}"
+            raise NotConfirmedError(f"it can't be timed alone: {why}") from None
+
+
+def _reason(*output: str) -> str:
+    """The line of a run's output that tells most: a failure, or else the last."""
+    lines = [line.strip() for text in output for line in reversed(text.splitlines()) if line.strip()]
+    told = (line for line in lines if line.startswith(("FAILED ", "ERROR")))
+    return next(told, lines[0] if lines else "no output")

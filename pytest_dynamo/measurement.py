@@ -132,11 +132,15 @@ def middle(measurements: Sequence[Measurement]) -> Measurement:
 
     compiled = side([one.compiled for one in measurements])
     eager = side([one.eager for one in measurements])
-    # The ratio is a number of each process, not one of medians: eager's time is made to fit the median ratio.
+    # Ratios are numbers of each process, not of medians: what they are taken to is made to fit the median ratio.
     ratio = statistics.median(one.ratio for one in measurements)
     if eager.host is not None and compiled.host is not None:
         eager = replace(eager, host=replace(eager.host, median=compiled.host.median / ratio))
-    return replace(first, eager=eager, compiled=compiled)
+    canaries = {}
+    for name in first.canaries:
+        ratios = [one.compiled.time.median / one.canaries[name] for one in measurements if one.canaries.get(name)]
+        canaries[name] = compiled.time.median / statistics.median(ratios) if ratios else first.canaries[name]
+    return replace(first, eager=eager, compiled=compiled, canaries=canaries)
 
 
 def _build(kind: Any, value: Any) -> Any:

@@ -75,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    if any("compiled_benchmark" in getattr(item, "fixturenames", ()) for item in items):
+    if config.pluginmanager.hasplugin("dynamo_session"):  # else no test can have come by `collection.generate`
         from pytest_dynamo import replay
 
         replay.with_clock(config, items)

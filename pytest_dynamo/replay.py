@@ -99,10 +99,12 @@ def not_timed(config: pytest.Config, benchmark: Any, clock: ReplayClock | None) 
             if _codspeed(config)
             else "compiled_benchmark has to be an argument of the test"
         )
+    if benchmark.disabled and config.getoption("benchmark_disable", False):
+        return "--benchmark-disable was given"
+    if _xdist(config):
+        return "pytest-benchmark times nothing under pytest-xdist"  # of old ones that holds for the controller only
     if benchmark.disabled:
-        if config.getoption("benchmark_disable", False):
-            return "--benchmark-disable was given"
-        return "pytest-benchmark times nothing under pytest-xdist" if _xdist(config) else "pytest-benchmark is disabled"
+        return "pytest-benchmark is disabled"
     return None
 
 

@@ -46,10 +46,8 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
             lines.append("  " + (f"{finding.file}:{finding.line}  {head}" if finding.file else head))
             lines += [f"      {line}" for line in rest]
         if first.accept_with:
-            option = first.accept_with.startswith("--")
-            lines.append(
-                f"  accept with {first.accept_with if option else f'@pytest.mark.compiled({first.accept_with})'}"
-            )
+            accept = first.accept_with
+            lines.append(f"  accept with {accept if accept[0] == '-' else f'@pytest.mark.compiled({accept})'}")
     return lines
 
 
