@@ -89,8 +89,8 @@ class TestRun:
         self.variant: Variant | None = None
         #: Whether the test has one of our fixtures.
         self.uses_fixtures = False
-        #: Whether the test function itself names ``compiled``: then it has to use it.
-        self.names_compiled = False
+        #: Which of ``compiled`` and ``compiled_benchmark`` the test function itself names: it has to use one of them.
+        self.named: tuple[str, ...] = ()
         self.loose = Group()
         self.functions: list[FunctionRun] = []
         self.checks: list[Check] = []
@@ -191,10 +191,12 @@ class TestRun:
     def uncompiled(self) -> tuple[Uncompiled, ...]:
         """Functions of which nothing was compiled although they should."""
         found = []
-        if self.names_compiled and not self.functions:
-            found.append(
-                Uncompiled("compiled", "compiled was never used: pass it a function or module and call what it returns")
-            )
+        if self.named and not self.functions:
+            how = {
+                "compiled": "compiled was never used: pass it a function or module and call what it returns",
+                "compiled_benchmark": "compiled_benchmark was never called: give it a function and its arguments",
+            }
+            found.append(Uncompiled(self.named[0], how[self.named[0]]))
         for function in self.functions:
             if not function.calls and not function.inlined:
                 found.append(Uncompiled(function.name, f"compiled({function.name}) was never called"))

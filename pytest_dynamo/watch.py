@@ -105,7 +105,8 @@ class TestWatcher:
         run.uses_fixtures = True
         _torch.load()
         info = getattr(item, "_fixtureinfo", None)
-        run.names_compiled = info is not None and "compiled" in info.argnames and is_ours(info, "compiled")
+        ours = ("compiled", "compiled_benchmark")
+        run.named = tuple(name for name in ours if info is not None and name in info.argnames and is_ours(info, name))
         if guard_key not in item.stash:
             item.stash[guard_key] = isolation.Guard(everything=True)
 

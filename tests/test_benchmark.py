@@ -946,3 +946,16 @@ def test_unused_it_is_not_imported(benches):
     run = benches.run("--benchmark-max-time=0.01", json_report=False, subprocess=True)
     run.result.assert_outcomes(passed=1)
     assert "dynamo" not in run.text.partition("test session starts")[2].partition("collected")[2]
+
+
+def test_a_benchmark_that_is_never_called_fails(project) -> None:
+    run = project.test(
+        """
+        def test_it(compiled_benchmark):
+            pass
+        """,
+        "-p",
+        "no:benchmark",
+    )
+    run.result.assert_outcomes(failed=1)
+    run.result.stdout.fnmatch_lines(["*compiled_benchmark was never called: give it a function and its arguments*"])
