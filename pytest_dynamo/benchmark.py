@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from datetime import timezone
 from typing import Any
@@ -64,7 +65,7 @@ class CompiledBenchmark:
         self._clock: replay.ReplayClock | None = clock
         self._used = False
 
-    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Check and time ``fn(*args, **kwargs)``; return what compiled gave."""
         __tracebackhide__ = True
         return self._all(fn, args, kwargs, None, timing.Plan())
@@ -99,10 +100,10 @@ class CompiledBenchmark:
             raise RuntimeError("compiled_benchmark can be used once in a test: make a test of each")
         self._used = True
         run = self._run
-        checker = Checker(fn, self._variant, run)
+        checker = Checker(fn, self._variant, run, called="compiled_benchmark")
         if setup is not None:
-            given = setup()
-            if given and (args or kwargs):
+            given = _given(setup())
+            if given is not None and (args or kwargs):
                 raise TypeError("give arguments or let setup return them, not both")
             args, kwargs = given or (args, kwargs)
         run.functions.append(checker.function)
@@ -173,7 +174,7 @@ class CompiledBenchmark:
                 nodeid=run.nodeid,
                 run=machine.run_id(),
                 machine=machine.machine_id(machine.load_nvml()),
-                fingerprint=machine.fingerprint(self._variant.id, device, plan.l2),
+                fingerprint={**machine.fingerprint(self._variant.id, device, plan.l2), **_root(self._config)},
                 measurement=measured,
                 datetime=datetime.now(timezone.utc).isoformat(),
             )
@@ -202,13 +203,18 @@ class CompiledBenchmark:
             plan,
             compilations=compilations,
             setup=None if calls.setup is None else calls.before,
+            around_eager=_eagerly,
             canaries=clocks.canaries(device),
         )
         after = self._conditions()
         sides = []
-        for samples, call in ((found.eager, calls.eager), (found.compiled, calls.compiled)):
-            busy = profiling.profile(call, device) if calls.setup is None else profiling.Busy(None, None, None)
-            peak = profiling.peak_bytes(call, device)
+        for samples, call, around in (
+            (found.eager, calls.eager, _eagerly),
+            (found.compiled, calls.compiled, contextlib.nullcontext),
+        ):
+            with around():
+                busy = profiling.profile(call, device) if calls.setup is None else profiling.Busy(None, None, None)
+                peak = profiling.peak_bytes(call, device)
             run.notes.update(dict.fromkeys(f"{checker.name}: {note}" for note in busy.notes))
             times = (samples.times, samples.host_times)
             sides.append(Side(*times, busy.device_time, busy.launches, busy.kernels, peak))
@@ -301,8 +307,39 @@ class CompiledBenchmark:
         assert run.benchmark is not None
         run.benchmark["confirmed"] = [measured.to_json() for measured in fresh]
         verdict = detection.judge(window, _with(entry, together), allowed)
+        # Later runs are to be judged by what this one was judged by, not by what this process drew.
+        run.benchmark.update(measurement=together.to_json(), first=entry.measurement.to_json())
+        run.entry = replace(_with(entry, together), datetime=entry.datetime)
+        if verdict.verdict != SLOWER:
+            first = max(judgement.change for judgement in suspect.judgements if judgement.verdict == SLOWER)
+            run.notes[
+                f"speed of {entry.nodeid}: seemed {first:.1%} slower, which {count} fresh processes did not confirm"
+            ] = None
         note = f"judged by the median of this and {count} fresh processes"
         return SpeedVerdict(verdict.verdict, verdict.judgements, (*verdict.notes, note), verdict.runs)
+
+
+def _root(config: pytest.Config) -> dict[str, str]:
+    """The folder that node ids are relative to, where it lies below the one in which pytest was started.
+
+    Several such folders may have tests of the same node id, and one storage.
+    """
+    root, started = config.rootpath, config.invocation_params.dir
+    return {"root": root.relative_to(started).as_posix()} if root != started and root.is_relative_to(started) else {}
+
+
+def _given(returned: Any) -> Arguments | None:
+    """What ``setup`` returned, if it is what the documentation says."""
+    if returned is None:
+        return None
+    if isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        return tuple(returned[0]), dict(returned[1])
+    raise TypeError(f"setup returns None or (args, kwargs), not {type(returned).__name__}: wrap them as ((x,), {{}})")
+
+
+def _eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Also what is compiled already within the function runs in eager mode, as in the comparison."""
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
 class _Calls:
@@ -316,7 +353,7 @@ class _Calls:
 
     def before(self) -> None:
         assert self.setup is not None
-        self._given = self.setup() or self._given
+        self._given = _given(self.setup()) or self._given
 
     def eager(self) -> Any:
         args, kwargs = self._given

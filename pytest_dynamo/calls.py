@@ -49,9 +49,9 @@ from pytest_dynamo.verdict import break_message
 class Checker:
     """Compiles a function once and checks every call of it."""
 
-    def __init__(self, fn: Callable[..., Any], variant: Variant, run: TestRun) -> None:
+    def __init__(self, fn: Callable[..., Any], variant: Variant, run: TestRun, *, called: str = "compiled") -> None:
         self.fn = _torch.uncompiled(fn)
-        refuse(self.fn)
+        refuse(self.fn, called)
         self.name = name_of(self.fn)
         self.variant = variant
         self.run = run
@@ -398,21 +398,21 @@ def name_of(fn: Any) -> str:
     return str(name or type(fn).__name__).rpartition("<locals>.")[2]
 
 
-def refuse(fn: Any) -> None:
+def refuse(fn: Any, called: str) -> None:
     """Raise TypeError for what can't be compared call by call."""
     if not callable(fn):
-        raise TypeError(f"compiled() takes a callable or a module, not {type(fn).__name__}")
+        raise TypeError(f"{called}() takes a callable or a module, not {type(fn).__name__}")
     if isinstance(fn, type):
-        raise TypeError(f"compiled() takes an instance, not the class {fn.__name__}")
+        raise TypeError(f"{called}() takes an instance, not the class {fn.__name__}")
     inner = getattr(fn, "func", fn)
     inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
     for one in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
             raise TypeError(
-                f"compiled() can't take the coroutine function {name_of(fn)}: torch.compile runs it in eager mode"
+                f"{called}() can't take the coroutine function {name_of(fn)}: torch.compile runs it in eager mode"
             )
         if inspect.isgeneratorfunction(one):
-            raise TypeError(f"compiled() can't take the generator function {name_of(fn)}: its values exist only once")
+            raise TypeError(f"{called}() can't take the generator function {name_of(fn)}: its values exist only once")
 
 
 def refuse_result(value: Any, name: str) -> None:

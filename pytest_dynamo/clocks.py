@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ class CpuClock:
         self._began = 0.0
 
     def now(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def settle(self) -> None:
         pass
@@ -27,10 +27,10 @@ class CpuClock:
         pass
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._began = perf_counter()
 
     def stop(self) -> Elapsed:
-        return Elapsed(time.perf_counter() - self._began)
+        return Elapsed(perf_counter() - self._began)
 
 
 class CudaClock:
@@ -48,7 +48,7 @@ class CudaClock:
         self.settle()
 
     def now(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def settle(self) -> None:
         torch.cuda.synchronize()
@@ -58,13 +58,13 @@ class CudaClock:
         self._buffer.zero_()
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._first.record()
 
     def stop(self) -> Elapsed:
         self._last.record()
         torch.cuda.synchronize()
-        host = time.perf_counter() - self._began
+        host = perf_counter() - self._began
         return Elapsed(self._first.elapsed_time(self._last) / 1000, host)  # milliseconds
 
 

@@ -23,12 +23,14 @@ class NotConfirmedError(Exception):
 
 #: Options that save, compare or spread a run, with the number of words that follow each without ``=``.
 _LEFT_OUT = {
-    **dict.fromkeys(("--benchmark-save", "--benchmark-json", "--benchmark-storage", "--benchmark-histogram"), 1),
+    **dict.fromkeys(("--benchmark-save", "--benchmark-json", "--benchmark-storage"), 1),
     **dict.fromkeys(("--benchmark-compare-fail", "--dynamo-json", "--dynamo-confirm", "--junitxml", "--junit-xml"), 1),
     **dict.fromkeys(("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--report-log", "--basetemp"), 1),
-    **dict.fromkeys(("--benchmark-autosave", "--benchmark-compare", "--dynamo-accept", "--lf", "--last-failed"), 0),
+    **dict.fromkeys(("--benchmark-autosave", "--dynamo-accept", "--lf", "--last-failed"), 0),
     **dict.fromkeys(("--ff", "--failed-first", "--sw", "--stepwise", "--nf", "--pdb", "--trace", "-d"), 0),
 }
+#: Options that are left out with the next word, if that is no option and selects no tests.
+_MAY_TAKE = frozenset({"--benchmark-compare", "--benchmark-histogram"})
 #: pytest's own options that take the next word, which may be the name of a file too.
 _TAKING = frozenset({"-k", "-m", "-p", "-c", "-o", "-W", "-r"})
 #: Such as ``-n4``, in one word.
@@ -64,6 +66,10 @@ def kept(args: Sequence[str | os.PathLike[str]], positional: set[str]) -> list[s
         name, equals, _ = word.partition("=")
         if skip:
             skip -= 1
+        elif before in _MAY_TAKE and not word.startswith("-") and word not in positional:
+            word = ""
+        elif name in _MAY_TAKE:
+            pass
         elif name in _LEFT_OUT:
             skip = 0 if equals else _LEFT_OUT[name]
         elif before in _TAKING or not (_SPREAD.fullmatch(word) or word in positional):

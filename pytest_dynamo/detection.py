@@ -165,7 +165,8 @@ def _together(
     notes = list(notes)
     if questions is ON_CPU:
         if verdicts == {SLOWER, NOT_SLOWER}:
-            verdicts = {NOT_SLOWER}
+            verdicts = {UNSTABLE}
+            notes.append("time and its ratios to fixed work disagree: the machine is busy with something else")
     elif len(told) < len(questions):
         notes.append("device time was not measured in all runs: GPU work is not judged")
     verdict = next((one for one in (SLOWER, UNSTABLE, NOT_SLOWER) if one in verdicts), UNSTABLE)
@@ -232,7 +233,10 @@ def _code(window: Sequence[Run], measured: Measurement, judged: Sequence[Judgeme
 
 
 def improved(verdict: SpeedVerdict) -> tuple[Judgement, ...]:
-    """Questions in which a run is faster than its baseline by more than it might be slower."""
-    return tuple(
-        judgement for judgement in verdict.judgements if judgement.change < -judgement.limit / (1 + judgement.limit)
-    )
+    """Questions in which a run is faster than its baseline by more than it might be slower; by all their metrics."""
+
+    def faster(judgement: Judgement) -> bool:
+        return judgement.change < -judgement.limit / (1 + judgement.limit)
+
+    told = verdict.judgements
+    return tuple(one for one in told if all(faster(other) for other in told if other.question == one.question))

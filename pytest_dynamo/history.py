@@ -32,7 +32,7 @@ MARKS = "dynamo-accepted.jsonl"
 #: Of each line in `MARKS`.
 FORMAT = 1
 _VERDICTS = (SLOWER, NOT_SLOWER, UNSTABLE, NO_BASELINE, None)
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
 #: Test and fingerprint: the runs that may be compared with each other.
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -155,7 +155,7 @@ def _run(entry: dict[str, Any], data: dict[str, Any], source: str) -> Run | None
 
 def _check(measured: Measurement) -> None:
     """What is divided by, or has its logarithm taken, is positive and finite."""
-    values: list[float | None] = [measured.speedup, measured.compiled.device_time]
+    values: list[float | None] = [measured.speedup, measured.compiled.device_time, *measured.canaries.values()]
     for side in (measured.eager, measured.compiled):
         values += [side.time.median, side.host.median if side.host is not None else None]
     for value in values:

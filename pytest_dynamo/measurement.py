@@ -153,8 +153,11 @@ def _build(kind: Any, value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"{value!r} is not a list")
         return tuple(_build(typing.get_args(kind)[0], item) for item in value)
-    if origin is not None and not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is not a dict")
+    if origin is not None:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a dict")
+        inner = typing.get_args(kind)[1]
+        return {name: item if inner is Any else _build(inner, item) for name, item in value.items()}
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not a dict")

@@ -8,6 +8,7 @@ histogram and comparison show our samples, and its own machinery is left as it i
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,11 @@ class ReplayClock:
     __name__ = "dynamo_replay"
 
     def __init__(self) -> None:
-        self.now = 0.0
+        #: In seconds; None: nothing is replayed, and it shows the time as other clocks do.
+        self.now: float | None = None
 
     def __call__(self) -> float:
-        return self.now
+        return time.perf_counter() if self.now is None else self.now
 
 
 clock_key = pytest.StashKey[ReplayClock]()
@@ -67,10 +69,13 @@ def feed(benchmark: Any, clock: ReplayClock, samples: Sequence[float], call: Cal
         sample = next(left, None)
         if sample is None:
             return call()
-        clock.now += sample
+        clock.now = (clock.now or 0.0) + sample
         return None
 
-    benchmark.pedantic(replay, setup=rewind, rounds=len(samples), iterations=1)
+    try:
+        benchmark.pedantic(replay, setup=rewind, rounds=len(samples), iterations=1)
+    finally:
+        clock.now = None
 
 
 class _KeptOutError(Exception):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from typing import NamedTuple
@@ -119,9 +120,15 @@ class Timing:
 class _Timed:
     """A piece of code with its samples."""
 
-    def __init__(self, call: Callable[[], Any], setup: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        setup: Callable[[], None] | None = None,
+        around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self._call = call
         self._setup = setup
+        self._around = around
         self._calls = 1
         self._long = False
         self._kept: list[Elapsed] = []
@@ -133,11 +140,12 @@ class _Timed:
         if l2 == "cold" and not self._long:
             clock.flush()
         call, result = self._call, None
-        clock.start()
-        for _ in range(self._calls):
-            result = None  # a CUDA graph can't replay into results that are alive
-            result = call()
-        elapsed = clock.stop()
+        with self._around():
+            clock.start()
+            for _ in range(self._calls):
+                result = None  # a CUDA graph can't replay into results that are alive
+                result = call()
+            elapsed = clock.stop()
         del result  # not sooner: to free it takes time as well
         return elapsed
 
@@ -166,15 +174,17 @@ def measure(
     *,
     compilations: Callable[[], int],
     setup: Callable[[], None] | None = None,
+    around_eager: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     canaries: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Timing:
     """Time two pieces of code in alternating rounds, and the canaries in each of them.
 
     ``compilations`` counts what was compiled until now. ``setup`` runs before each sample of both,
-    untimed; a sample is one call then. Results are dropped, those of several calls in a sample one
-    by one. Raises `CompiledWhileTiming`, and whatever the code raises.
+    untimed; a sample is one call then. ``around_eager`` is entered around each sample of eager code,
+    untimed. Results are dropped, those of several calls in a sample one by one. Raises
+    `CompiledWhileTiming`, and whatever the code raises.
     """
-    sides = {"eager": _Timed(eager, setup), "compiled": _Timed(compiled, setup)}
+    sides = {"eager": _Timed(eager, setup, around_eager), "compiled": _Timed(compiled, setup)}
     others = {name: _Timed(call) for name, call in (canaries or {}).items()}
     _warm_up([*sides.values(), *others.values()], clock, plan, compilations)
     with _no_garbage_collection():

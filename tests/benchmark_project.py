@@ -32,7 +32,7 @@ def take(path):
     return lines[0].split()
 
 
-def measure(eager, compiled, clock, plan, *, compilations, setup=None, canaries=None):
+def measure(eager, compiled, clock, plan, *, compilations, setup=None, around_eager=None, canaries=None):
     for call in (eager, compiled) * 2:
         if setup is not None:
             setup()

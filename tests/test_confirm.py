@@ -158,3 +158,17 @@ def test_the_middle_is_that_of_the_ratios_too() -> None:
     assert found.compiled.time.median == 2.0
     assert found.compiled.time.median / found.canaries["copy"] == pytest.approx(1.2)
     assert found.compiled.time.median / found.canaries["matmul"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "positional", "expected"),
+    [
+        (["--benchmark-compare", "0001", "test_d.py"], {"test_d.py"}, []),
+        (["--benchmark-compare", "test_d.py"], {"test_d.py"}, []),
+        (["--benchmark-compare", "--dynamo-max-breaks=0"], set(), ["--dynamo-max-breaks=0"]),
+        (["--benchmark-histogram", "-k", "test_f"], set(), ["-k", "test_f"]),
+        (["--benchmark-histogram=x", "-v"], set(), ["-v"]),
+    ],
+)
+def test_options_with_a_word_that_may_be_left_out(args: list[str], positional: set[str], expected: list[str]) -> None:
+    assert confirm.kept(args, positional) == expected

@@ -151,8 +151,12 @@ def on_cpu(time: float, canary: float = 1.0) -> Run:
 
 def test_on_a_cpu_fixed_work_beside_it_has_to_agree() -> None:
     window = [on_cpu(1.0 + 0.002 * (number % 3)) for number in range(10)]
-    assert judge(window, on_cpu(1.5, canary=1.5)).verdict == NOT_SLOWER  # the machine is slower
-    assert judge(window, on_cpu(1.0, canary=0.5)).verdict == NOT_SLOWER
+    told = judge(window, on_cpu(1.5, canary=1.5))
+    assert told.verdict == UNSTABLE
+    assert told.notes == ("time and its ratios to fixed work disagree: the machine is busy with something else",)
+    told = judge(window, on_cpu(0.5, canary=0.7))
+    assert (told.verdict, len(detection.improved(told))) == (NOT_SLOWER, 3)
+    assert detection.improved(judge(window, on_cpu(1.0, canary=2.0))) == ()  # not of the code
     told = judge(window, on_cpu(1.3))
     assert told.verdict == SLOWER
     assert [j.metric for j in told.judgements] == [

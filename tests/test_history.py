@@ -143,6 +143,12 @@ def test_damaged_foreign_and_future_files_are_named_and_left_as_they_are(tmp_pat
         "0013_run.json": (changed(run=None), "bad: left out, run is None"),
         "0014_count.json": (changed(recompiles=True), "bad: left out, recompiles is True"),
         "0015_list.json": (changed(measurement=[1]), "bad: left out, "),
+        "0020_canary.json": (changed(measurement={**damaged, "canaries": {"copy": "x"}}), "bad: left out, 'x' is not"),
+        "0021_canary.json": (
+            changed(measurement={**damaged, "canaries": {"copy": -1.0}}),
+            "bad: left out, a time or a speed-up of -1.0 is impossible",
+        ),
+        "0022_huge.json": (changed(measurement={**damaged, "speedup": 10**400}), "bad: left out, int too large"),
     }
     for name, (content, _) in files.items():
         (folder / name).write_text(content)
