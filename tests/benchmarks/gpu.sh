@@ -4,8 +4,8 @@
 #   [SECONDS_EACH=540] tests/benchmarks/gpu.sh FOLDER PART...
 #
 # Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
-# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), speed (A/A and planted
-# slow-downs: alone, for twice that time). Other timings have scripts of their own and need a quiet machine too.
+# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), and, each alone, speed_bound
+# and speed_launch (A/A and planted slow-downs). Other timings have scripts of their own and need a quiet machine too.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?a folder for the results}
@@ -54,6 +54,13 @@ sweep() {  # each dtype and phase in a process of its own
     tail -qn 1 "$scratch"/*{forward,training}.log
 }
 
+study() {  # NAME, then what is timed; alone: its times are the result
+    python3 tests/benchmarks/speed_study.py run --out "$out/h200_speed_$1.json" --seconds $((seconds - 60)) "${@:2}" \
+        2> "$out/h200_speed_$1.err" || return 1
+    PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/speed_study.py show \
+        "$out/h200_speed_$1.json" > "$out/h200_speed_$1.txt"
+}
+
 part() {
     case $1 in
         examples) run examples tests/examples -v -n 5 ;;
@@ -61,13 +68,9 @@ part() {
         graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep) sweep ;;
-        speed)  # alone: its times are the result
-            for planted in 0.05 0.10; do
-                python3 tests/benchmarks/speed_study.py run --out "$out/h200_speed_$planted.json" --planted $planted \
-                    --host $([ $planted = 0.10 ] && echo 0.30 || echo 0) --seconds $((seconds / 2 - 60)) || return 1
-            done 2> "$out/h200_speed.err"
-            PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/speed_study.py show \
-                "$out"/h200_speed_*.json > "$out/h200_speed.txt" ;;
+        speed_bound) study bound --head gpu=0.05 \
+            --only resnet50/reduce-overhead,mlp/reduce-overhead,gemm/default,membound/default,training/default ;;
+        speed_launch) study launch --head gpu=0.1 --head host=0.3 --only resnet50/default,mlp/default ;;
         *) echo "unknown part: $1" >&2; return 2 ;;
     esac
 }

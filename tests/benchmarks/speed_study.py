@@ -1,12 +1,12 @@
 """Times unchanged and slowed code in fresh processes on one GPU: what the rule for slower is measured by.
 
-    python tests/benchmarks/speed_study.py run --out FILE.json [--processes 10] [--planted 0.05] [--host 0]
+    python tests/benchmarks/speed_study.py run --out FILE.json [--processes 10] [--head gpu=0.05] [--head host=0.3]
     python tests/benchmarks/speed_study.py show FILE.json...
 
-``run`` starts processes that alternate: one runs the workloads as they are (base), one with more work planted
-(head). Each measures by `pytest_dynamo.timing` with the fixture's default plan, and writes what ``false_alarms.py``
-reads, so that the base processes are an A/A set. Planted is an extra matrix product in the compiled code, as large as
-takes the wanted part of the GPU time, and with ``--host`` that part of the call's host time is spent in Python.
+``run`` starts processes in turn: one runs the workloads as they are (base), one for each ``--head`` with more work
+planted. Each measures by `pytest_dynamo.timing` with the fixture's default plan, and writes what ``false_alarms.py``
+reads, so that the base processes are an A/A set. ``gpu=0.05`` plants an extra matrix product in the compiled code, as
+large as takes that part of the GPU time; ``host=0.3`` spends that part of the call's host time in Python before it.
 ``show`` holds every head process against the base processes of its file, and tells how much GPU time was really added.
 The first process, with cold caches, belongs to no set; it is held against ``triton.testing.do_bench`` and a plain
 run of the profiler.
@@ -178,17 +178,18 @@ def profiler_sum(compiled: Callable[[], Any], calls: int = 30) -> float:
     return sum(event.self_device_time_total for event in profiler.key_averages()) / calls / 1e3
 
 
-def calibrate(given: argparse.Namespace, base: dict[str, Any]) -> dict[str, Any]:
-    """Rows of the extra product that take the wanted part of each workload's GPU time, and seconds of host time."""
+def calibrate(kind: str, part: float, base: dict[str, Any], device: str) -> dict[str, Any]:
+    """What to plant in each workload: rows of the extra product, or seconds on the host."""
     plan: dict[str, Any] = {}
     for key, measured in base.items():
         if not isinstance(measured, dict) or "kernel" not in measured:
             continue
         busy, elapsed = measured["kernel"]["compiled"][0], statistics.median(measured["event"]["compiled"])
-        work = (busy if busy and busy < 0.8 * elapsed else elapsed) * given.planted / 1e3
-        rows = rows_for(work, given.device) if given.planted else 0
-        host = statistics.median(measured["host"]["compiled"]) * given.host / 1e3
-        plan[key] = {"rows": rows, "host": host if busy and busy < 0.8 * elapsed else 0.0}
+        if kind == "gpu":
+            work = (busy if busy and busy < 0.8 * elapsed else elapsed) * part / 1e3
+            plan[key] = {"rows": rows_for(work, device)}
+        else:
+            plan[key] = {"host": statistics.median(measured["host"]["compiled"]) * part / 1e3}
     return plan
 
 
@@ -231,26 +232,25 @@ def run(given: argparse.Namespace) -> int:
         return measured
 
     first = one({}, accuracy=True)  # with cold caches: not of the set
-    plan = calibrate(given, first) if given.planted or given.host else {}
+    plans = {f"{kind}={part:g}": calibrate(kind, part, first, given.device) for kind, part in given.head}
     import torch
 
     facts = {**environment(), "gpu": torch.cuda.get_device_name() if given.device == "cuda" else "none"}
     data: dict[str, Any] = {
         "about": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {facts['gpu']}, driver "
         f"{facts['driver']}, torch {facts['torch']}, triton {facts['triton']}, Python {facts['python']}: fresh "
-        f"processes, base and head alternately; planted {given.planted:g} of GPU time and {given.host:g} of host "
-        "time. Milliseconds.",
-        "planted": {"gpu": given.planted, "host": given.host, "plan": plan},
+        "processes, base and heads in turn. Milliseconds.",
+        "plans": plans,
         "first": first,
         "runs": [],
-        "head": [],
+        "heads": {name: [] for name in plans},
     }
     for number in range(given.processes):
         if time.monotonic() > end:
             break
         data["runs"].append(one({}))
-        if plan:
-            data["head"].append(one(plan))
+        for name, plan in plans.items():
+            data["heads"][name].append(one(plan))
         given.out.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
         print(f"process {number + 1} of {given.processes}", file=sys.stderr, flush=True)
     return 0
@@ -267,36 +267,30 @@ def show(given: argparse.Namespace) -> int:
     for file in given.files:
         data = json.loads(file.read_text(encoding="utf-8"))
         base = false_alarms.runs_of(data)
-        head = false_alarms.runs_of({"runs": data["head"]})
-        lines += [file.name, data["about"], ""]
-        heads = ("base", "time +", "busy +", "ratio +", "pairs", "caught", "cost s", "do_bench", "profiler")
-        widths = (7, 9, 9, 9, 7, 8, 8, 10, 10)
-        lines.append(f"{'':26}" + "".join(f"{word:>{width}}" for word, width in zip(heads, widths)))
+        lines += [f"{file.name}: {data['about']}", ""]
+        heads = ("base", "cost s", "do_bench", "profiler")
+        lines.append(f"{'':26}" + "".join(f"{word:>10}" for word in heads))
         for name, runs in base.items():
-            then = [run.measurement for run in runs]
-            now = [run.measurement for run in head.get(name, [])]
-            row = f"{name:26}{len(runs):7}"
-            if now:
-                for read in (
-                    lambda m: m.compiled.time.median,
-                    lambda m: m.compiled.device_time,
-                    lambda m: m.ratio,
-                ):
-                    row += f"{100 * (middle(now, read) / middle(then, read) - 1):8.1f}%"
-                # Every head process against every window that leaves one base process out, and against all.
-                verdicts = [
-                    judge([run for run in runs if run is not out], one).verdict for out in runs for one in head[name]
-                ]
-                row += f"{len(verdicts):7}{100 * verdicts.count(SLOWER) / len(verdicts):7.0f}%"
-            else:
-                row += f"{'':42}"
-            costs = [one[name]["cost_s"] for one in data["runs"]]
-            row += f"{statistics.median(costs):8.2f}"
-            first = data["first"][name]
+            costs, first = [one[name]["cost_s"] for one in data["runs"]], data["first"][name]
+            row = f"{name:26}{len(runs):10}{statistics.median(costs):10.2f}"
             if first.get("do_bench"):
                 row += f"{statistics.median(first['event']['compiled']) / first['do_bench']:10.3f}"
                 row += f"{first['kernel']['compiled'][0] / first['profiler']:10.3f}"
             lines.append(row)
+        for planted_kind, planted_runs in data["heads"].items():
+            lines += ["", f"planted: {planted_kind}"]
+            heads = ("time +", "busy +", "ratio +", "pairs", "caught")
+            lines.append(f"{'':26}" + "".join(f"{word:>10}" for word in heads))
+            for name, now in false_alarms.runs_of({"runs": planted_runs}).items():
+                row = f"{name:26}"
+                for read in (lambda m: m.compiled.time.median, lambda m: m.compiled.device_time, lambda m: m.ratio):
+                    then = middle([run.measurement for run in base[name]], read)
+                    row += f"{100 * (middle([run.measurement for run in now], read) / then - 1):9.1f}%"
+                # Every head process against the full window, and against each that leaves one base process out.
+                windows = [base[name], *([run for run in base[name] if run is not out] for out in base[name])]
+                verdicts = [judge(window, one).verdict for window in windows for one in now]
+                row += f"{len(verdicts):10}{100 * verdicts.count(SLOWER) / len(verdicts):9.0f}%"
+                lines.append(row)
         lines.append("")
     print("\n".join(lines))
     return 0
@@ -307,14 +301,20 @@ def middle(measured: Sequence[Any], read: Callable[[Any], float]) -> float:
     return statistics.median(values) if all(values) else float("nan")
 
 
+def head(text: str) -> tuple[str, float]:
+    kind, _, part = text.partition("=")
+    if kind not in ("gpu", "host"):
+        raise argparse.ArgumentTypeError(f"gpu or host, not {kind!r}")
+    return kind, float(part)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--processes", type=int, default=10)
-    runs.add_argument("--planted", type=float, default=0.0, help="part of the GPU time, such as 0.05")
-    runs.add_argument("--host", type=float, default=0.0, help="part of the host time of launch-bound code")
+    runs.add_argument("--head", type=head, action="append", default=[], metavar="gpu=PART|host=PART")
     runs.add_argument("--seconds", type=float, default=float("inf"), help="start no further process after that")
     one = commands.add_parser("process")
     one.add_argument("--plan", default="{}")
