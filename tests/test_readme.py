@@ -36,7 +36,7 @@ def test_the_first_example_prints_what_it_says(project):
 def test_commands():
     """Two commands, one for the demo and one for the tests; CI takes the second from here."""
     assert command("demo") == 'python -m pip install -e ".[demo]" && python -m pytest tests/examples'
-    assert command("test") == 'python -m pip install -e ".[test]" && python -m pytest'
+    assert command("test") == 'python -m pip install -e ".[test]" && python -m pytest -n 2'
     assert "<!-- test -->" in (ROOT / ".ci" / "run").read_text()
 
 
