@@ -483,15 +483,22 @@ def with_options(kwargs: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
     return {**kwargs, "options": {**options, **changes}}
 
 
-def last_call_replayed() -> bool | None:
-    """Whether the last CUDA graph on the current device was replayed; None: can't be told."""
+def _cudagraph_manager() -> Any:
+    """What manages the CUDA graphs of the current device; None: there are none."""
     trees = _module("torch._inductor.cudagraph_trees")
     torch = _module("torch")
     if trees is None or not torch.cuda.is_initialized():
-        return False
+        return None
+    return trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+
+
+def last_call_replayed() -> bool | None:
+    """Whether the last CUDA graph on the current device was replayed; None: can't be told."""
     try:
-        manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-        return manager is not None and manager.path_state is trees.ExecutionState.EXECUTION
+        manager = _cudagraph_manager()
+        if manager is None:
+            return False
+        return manager.path_state is _module("torch._inductor.cudagraph_trees").ExecutionState.EXECUTION
     except AttributeError:
         return None
 
@@ -501,12 +508,8 @@ def held_by_cudagraphs_only(key: int) -> bool:
 
     Replays of a graph return the same tensor object each time, which the graph keeps.
     """
-    trees = _module("torch._inductor.cudagraph_trees")
-    torch = _module("torch")
-    if trees is None or not torch.cuda.is_initialized():
-        return False
     try:
-        manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        manager = _cudagraph_manager()
         nodes = [] if manager is None else [node for roots in manager.roots.values() for node in roots]
         while nodes:
             node = nodes.pop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -103,3 +106,49 @@ def test_a_test_whose_gradients_were_lost_fails(project) -> None:
     )
     run.result.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(["*gradients were lost*", "*parameter w.grad  overwritten: call 2 overwrote it*"])
+
+
+# -- torch's own graphs, pretended ----------------------------------------------------------------
+
+
+class Output:
+    """An output of a graph, as torch refers to it."""
+
+    def __init__(self, key: int, *, gone: bool) -> None:
+        self.ref = SimpleNamespace(cdata=key)
+        self.expired = lambda: gone
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What manages graphs: one root with a child, whose outputs are 1, 2 and 3; nobody holds 2 any more."""
+    child = SimpleNamespace(outputs_weakrefs=[Output(3, gone=False)], children={})
+    outputs = [None, Output(1, gone=False), Output(2, gone=True)]
+    root = SimpleNamespace(outputs_weakrefs=outputs, children={0: [child]})
+    made = SimpleNamespace(roots={0: [root]}, path_state="execution")
+    states = SimpleNamespace(EXECUTION="execution")
+    trees = SimpleNamespace(ExecutionState=states, get_manager=lambda device, create_if_none_exists: made)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return made
+
+
+def test_who_holds_an_output_of_a_graph(manager: SimpleNamespace) -> None:
+    assert [_torch.held_by_cudagraphs_only(key) for key in (1, 2, 3, 4)] == [False, True, False, False]
+    del manager.roots  # a torch that we do not understand
+    assert not _torch.held_by_cudagraphs_only(2)
+
+
+def test_whether_the_last_call_was_replayed(manager: SimpleNamespace) -> None:
+    assert _torch.last_call_replayed() is True
+    manager.path_state = "recording"
+    assert _torch.last_call_replayed() is False
+    del manager.path_state
+    assert _torch.last_call_replayed() is None
+
+
+def test_without_cuda_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert _torch.last_call_replayed() is False
+    assert not _torch.held_by_cudagraphs_only(2)
