@@ -41,6 +41,7 @@ from pytest_dynamo.measurement import SCHEMA
 from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.measurement import Run
 from pytest_dynamo.measurement import Side
+from pytest_dynamo.measurement import launch_bound
 from pytest_dynamo.measurement import middle
 from pytest_dynamo.observer import GeneratedCode
 from pytest_dynamo.record import Finding
@@ -107,7 +108,8 @@ class CompiledBenchmark:
                 raise TypeError("give arguments or let setup return them, not both")
             args, kwargs = given or (args, kwargs)
         run.functions.append(checker.function)
-        device = _device((args, kwargs), inputs.owners(checker.fn, (args, kwargs)))
+        on_gpu = inputs.on_gpu((args, kwargs), inputs.owners(checker.fn, (args, kwargs)))
+        device = "cuda" if on_gpu else "cpu"
         code = GeneratedCode()
         try:
             with code, self._caches():
@@ -141,7 +143,7 @@ class CompiledBenchmark:
         if self._benchmark is None:
             return
         if self._clock is not None and not self._benchmark.disabled:
-            replay.keep_out(self._benchmark)  # it would time by our clock, which stands still
+            replay.keep_out(self._benchmark)  # an old pytest-benchmark: it would time beside other workers
             return
         with _again(checker, arguments) as (args, kwargs), compiling(self._run):
             self._benchmark(_marked(checker.compiled(), self._variant), *args, **kwargs)
@@ -226,7 +228,7 @@ class CompiledBenchmark:
             speedup=found.speedup,
             speedup_low=found.speedup_low,
             speedup_high=found.speedup_high,
-            launch_bound=profiling.launch_bound(sides[1].device_time, sides[1].time.median),
+            launch_bound=launch_bound(sides[1].device_time, sides[1].time.median),
             replayed=replayed,
             code=code,
             compile_seconds=compiled_seconds.seconds,
@@ -260,7 +262,8 @@ class CompiledBenchmark:
             return
         window = history.window(stored.runs, entry.nodeid, entry.fingerprint, accepted)
         verdict = detection.judge(window, entry, allowed)
-        if verdict.verdict == SLOWER and not options.option_given(config, "accept"):
+        accepting = options.option_given(config, "accept")
+        if verdict.verdict == SLOWER and not accepting:
             verdict = self._confirmed(window, entry, verdict, allowed)
         assert run.benchmark is not None
         run.benchmark["verdict"] = verdict.verdict
@@ -275,7 +278,6 @@ class CompiledBenchmark:
         run.benchmark["told"] = told
         if verdict.verdict in (UNSTABLE, NO_BASELINE):
             run.notes[f"speed of {checker.name}: {verdict.verdict}: {'; '.join(told)}"] = None
-        accepting = options.option_given(config, "accept")
         for improved in () if accepting else detection.improved(verdict):
             run.notes[
                 f"speed of {checker.name}: {improved.metric} is {-improved.change:.1%} below the accepted runs: "
@@ -306,10 +308,11 @@ class CompiledBenchmark:
         together = middle([entry.measurement, *fresh])
         assert run.benchmark is not None
         run.benchmark["confirmed"] = [measured.to_json() for measured in fresh]
-        verdict = detection.judge(window, _with(entry, together), allowed)
+        judged = replace(entry, measurement=together)
+        verdict = detection.judge(window, judged, allowed)
         # Later runs are to be judged by what this one was judged by, not by what this process drew.
         run.benchmark.update(measurement=together.to_json(), first=entry.measurement.to_json())
-        run.entry = replace(_with(entry, together), datetime=entry.datetime)
+        run.entry = judged
         if verdict.verdict != SLOWER:
             first = max(judgement.change for judgement in suspect.judgements if judgement.verdict == SLOWER)
             run.notes[
@@ -378,17 +381,6 @@ def _stored(entry: Run, seen: Observation) -> dict[str, Any]:
         "graph_breaks": seen.break_count,
         "recompiles": seen.recompile_count,
     }
-
-
-def _with(entry: Run, measured: Measurement) -> Run:
-    return Run(entry.nodeid, entry.run, entry.machine, entry.fingerprint, measured)
-
-
-def _device(arguments: Arguments, owners: list[Any]) -> str:
-    """Where the work is: on the GPU if any tensor of the call is there."""
-    tensors = [value for value in inputs.walk(arguments) if isinstance(value, torch.Tensor)]
-    tensors += [tensor for owner in owners for tensor in inputs.state_tensors(owner)]
-    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
 
 
 def _marked(fast: Callable[..., Any], variant: Variant) -> Callable[..., Any]:

@@ -257,9 +257,7 @@ class Checker:
         """Whether CUDA graphs are to be recorded and can be: the variant asks, and there is a GPU."""
         if not self.variant.uses_cudagraphs:
             return False
-        tensors = [value for value in inputs.walk(arguments) if isinstance(value, torch.Tensor)]
-        tensors += [tensor for owner in start.owners for tensor in inputs.state_tensors(owner)]
-        if any(tensor.is_cuda for tensor in tensors):
+        if inputs.on_gpu(arguments, start.owners):
             self.function.cudagraphs_expected = True
             return True
         why = "there is no CUDA" if not torch.cuda.is_available() else "nothing of the call is on a GPU"

@@ -206,6 +206,13 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
+def on_gpu(arguments: Any, owners: list[Any]) -> bool:
+    """Whether any tensor of a call, among its arguments or in its state, is on a GPU."""
+    tensors = [value for value in walk(arguments) if isinstance(value, torch.Tensor)]
+    tensors += [tensor for owner in owners for tensor in state_tensors(owner)]
+    return any(tensor.is_cuda for tensor in tensors)
+
+
 def named_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in positional and keyword arguments, with their paths."""
     args, kwargs = arguments

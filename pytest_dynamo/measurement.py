@@ -25,7 +25,7 @@ LAUNCH_BOUND = 0.8
 
 def launch_bound(device_time: float | None, time: float) -> bool | None:
     """Whether the GPU waits for the host in a good part of a call; None: not known."""
-    return None if device_time is None else device_time < LAUNCH_BOUND * time
+    return None if device_time is None or time <= 0 else device_time < LAUNCH_BOUND * time
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ WARM_CALLS = 10
 #: Profiled calls last so many seconds, within these bounds.
 SECONDS = 0.05
 LEAST, MOST = 5, 50
-#: Code whose GPU is busy for less than this part of the elapsed time waits for the host.
-BUSY_PART = 0.8
 #: Kinds of events on the device in which it does nothing.
 IDLE = frozenset({"gpu_user_annotation", "cuda_sync", "overhead", "cuda_profiler_range"})
 
@@ -145,8 +143,3 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
     peak = torch.cuda.max_memory_allocated() - before
     del result
     return max(peak, 0)
-
-
-def launch_bound(device_time: float | None, time: float) -> bool | None:
-    """Whether the GPU waits for the host in a good part of a call; None: not known."""
-    return None if device_time is None or time <= 0 else device_time < BUSY_PART * time

@@ -16,6 +16,7 @@ from pytest_dynamo.detection import SpeedVerdict
 from pytest_dynamo.detection import limit_of
 from pytest_dynamo.history import OtherSeries
 from pytest_dynamo.measurement import Run
+from pytest_dynamo.terminal import columns
 
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
@@ -44,15 +45,6 @@ def number(value: float | None) -> str:
 def percent(value: float) -> str:
     """Relative change, such as ``+5.5 %``; never a negative zero."""
     return f"{round(value * 100, 1) + 0.0:+.1f} %"
-
-
-def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Align cells; the first ``left`` columns to the left."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(w) if n < left else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))).rstrip()
-        for row in rows
-    ]
 
 
 def change_lines(before: Sequence[Run], now: Run) -> list[str]:

@@ -146,9 +146,14 @@ def summary_lines(report: Report, verbosity: int) -> list[str]:
 def _table(records: Sequence[Record]) -> list[str]:
     head = ("test", "variant", "graphs", "breaks", "recompiles", "CUDA graphs", "parity error", "compile s")
     rows = [head, *(_row(record) for record in records)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    return columns(rows, left=2)
+
+
+def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Align cells; the first ``left`` columns to the left."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return [
-        "  ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        "  ".join(cell.ljust(w) if n < left else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))).rstrip()
         for row in rows
     ]
 

@@ -10,12 +10,12 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from pytest_dynamo import profiling
+from pytest_dynamo.measurement import launch_bound
 from pytest_dynamo.profiling import Busy
 from pytest_dynamo.profiling import Event
 from pytest_dynamo.profiling import busy
 from pytest_dynamo.profiling import device_events
 from pytest_dynamo.profiling import how_many
-from pytest_dynamo.profiling import launch_bound
 from pytest_dynamo.profiling import peak_bytes
 from pytest_dynamo.profiling import profile
 
