@@ -18,6 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import partial
 
 from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.measurement import Run
@@ -48,26 +49,28 @@ class Question:
     together: float
 
 
-_GPU = {"floors": (0.15, 0.05, 0.02), "outlier": 0.10, "together": 0.03}
-TIME = Question("GPU work", "time", lambda measured: measured.compiled.time.median, **_GPU)  # type: ignore[arg-type]
-DEVICE_TIME = Question("GPU work", "device time", lambda measured: measured.compiled.device_time, **_GPU)  # type: ignore[arg-type]
-HOST = Question("host overhead", "ratio to eager", lambda measured: measured.ratio, (0.30, 0.20, 0.10), 0.30, 0.15)
+def _time(measured: Measurement) -> float:
+    return measured.compiled.time.median
 
 
 def _to_canary(name: str) -> Callable[[Measurement], float | None]:
     def read(measured: Measurement) -> float | None:
         canary = measured.canaries.get(name)
-        return measured.compiled.time.median / canary if canary else None
+        return _time(measured) / canary if canary else None
 
     return read
 
 
-_CPU = {"floors": (0.30, 0.20, 0.10), "outlier": 0.30, "together": 0.10}
+_gpu = partial(Question, "GPU work", floors=(0.15, 0.05, 0.02), outlier=0.10, together=0.03)
+_cpu = partial(Question, "CPU work", floors=(0.30, 0.20, 0.10), outlier=0.30, together=0.10)
+TIME = _gpu("time", _time)
+DEVICE_TIME = _gpu("device time", lambda measured: measured.compiled.device_time)
+HOST = Question("host overhead", "ratio to eager", lambda measured: measured.ratio, (0.30, 0.20, 0.10), 0.30, 0.15)
 #: On a CPU other work disturbs more: the time has to be longer by itself and relatively to fixed work beside it.
 ON_CPU = (
-    Question("CPU work", "time", lambda measured: measured.compiled.time.median, **_CPU),  # type: ignore[arg-type]
-    Question("CPU work", "time to that of a fixed matmul", _to_canary("matmul"), **_CPU),  # type: ignore[arg-type]
-    Question("CPU work", "time to that of a fixed copy", _to_canary("copy"), **_CPU),  # type: ignore[arg-type]
+    _cpu("time", _time),
+    _cpu("time to that of a fixed matmul", _to_canary("matmul")),
+    _cpu("time to that of a fixed copy", _to_canary("copy")),
 )
 
 
