@@ -59,10 +59,10 @@ def test_paths_as_words() -> None:
 
 def configuration(*words: str, plugins: tuple[str, ...] = ("xdist", "cacheprovider"), ini: bool = True) -> Any:
     return SimpleNamespace(
-        invocation_params=SimpleNamespace(args=words, dir=Path("/root/sub")),
+        invocation_params=SimpleNamespace(args=words, dir=Path("/project/sub")),
         option=SimpleNamespace(file_or_dir=[word for word in words if not word.startswith("-")]),
-        rootpath=Path("/root"),
-        inipath=Path("/root/pytest.ini") if ini else None,
+        rootpath=Path("/project"),
+        inipath=Path("/project/pytest.ini") if ini else None,
         pluginmanager=SimpleNamespace(hasplugin=plugins.__contains__),
     )
 
@@ -72,9 +72,14 @@ def test_the_command() -> None:
     config = configuration("test_a.py", "-x")
     found = confirm.command(config, "sub/test_a.py::Test::test[a b]", Path("/new"))
     assert found == [
-        *(sys.executable, "-m", "pytest", "-x", "--rootdir=/root", "-c", "/root/pytest.ini", "-n0"),
+        *(sys.executable, "-m", "pytest", "-x", "--rootdir=/project", "-c", "/project/pytest.ini", "-n0"),
         *("-o", "cache_dir=/new/cache", "--dynamo-confirm=0", "--dynamo-json=/new/report.json"),
-        *("--benchmark-storage=file:///new/runs", "--basetemp=/new/tmp", "-q", "/root/sub/test_a.py::Test::test[a b]"),
+        *(
+            "--benchmark-storage=file:///new/runs",
+            "--basetemp=/new/tmp",
+            "-q",
+            "/project/sub/test_a.py::Test::test[a b]",
+        ),
     ]
 
 
@@ -93,7 +98,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, text: str | None, *output: str, code
     """Let every process write this report and end."""
 
     def run(words: list[str], **options: Any) -> Any:
-        assert options["cwd"] == Path("/root/sub")
+        assert options["cwd"] == Path("/project/sub")
         (report,) = (word.partition("=")[2] for word in words if word.startswith("--dynamo-json="))
         if text is not None:
             Path(report).write_text(text)
