@@ -209,17 +209,24 @@ class CompiledBenchmark:
             canaries=clocks.canaries(device),
         )
         after = self._conditions()
-        sides = []
-        for samples, call, around in (
+        timed = (
             (found.eager, calls.eager, _eagerly),
             (found.compiled, calls.compiled, contextlib.nullcontext),
-        ):
+        )
+        busy, peaks = [], []
+        for _, call, around in timed:
             with around():
-                busy = profiling.profile(call, device) if calls.setup is None else profiling.Busy(None, None, None)
-                peak = profiling.peak_bytes(call, device)
-            run.notes.update(dict.fromkeys(f"{checker.name}: {note}" for note in busy.notes))
+                known = calls.setup is None
+                busy.append(profiling.profile(call, device) if known else profiling.Busy(None, None, None))
+        with timing.no_garbage_collection():
+            for _, call, around in timed:
+                with around():
+                    peaks.append(profiling.peak_bytes(call, device))
+        sides = []
+        for (samples, _, _), one, peak in zip(timed, busy, peaks):
+            run.notes.update(dict.fromkeys(f"{checker.name}: {note}" for note in one.notes))
             times = (samples.times, samples.host_times)
-            sides.append(Side(*times, busy.device_time, busy.launches, busy.kernels, peak))
+            sides.append(Side(*times, one.device_time, one.launches, one.kernels, peak))
         replayed = bool(_torch.last_call_replayed()) if self._variant.uses_cudagraphs else False
         compilations()
         measured = Measurement(
@@ -228,7 +235,9 @@ class CompiledBenchmark:
             speedup=found.speedup,
             speedup_low=found.speedup_low,
             speedup_high=found.speedup_high,
-            launch_bound=launch_bound(sides[1].device_time, sides[1].time.median),
+            launch_bound=launch_bound(
+                sides[1].device_time, sides[1].time.median, sides[1].host.median if sides[1].host is not None else None
+            ),
             replayed=replayed,
             code=code,
             compile_seconds=compiled_seconds.seconds,

@@ -14,14 +14,13 @@ from pytest_dynamo.timing import Elapsed
 class CpuClock:
     """Times by ``perf_counter``; caches stay as they are."""
 
+    queues = False
+
     def __init__(self) -> None:
-        self._began = 0.0
+        self._began = self._sum = 0.0
 
     def now(self) -> float:
         return perf_counter()
-
-    def settle(self) -> None:
-        pass
 
     def flush(self) -> None:
         pass
@@ -29,43 +28,62 @@ class CpuClock:
     def start(self) -> None:
         self._began = perf_counter()
 
-    def stop(self) -> Elapsed:
-        return Elapsed(perf_counter() - self._began)
+    def stop(self) -> None:
+        self._sum += perf_counter() - self._began
+
+    def elapsed(self) -> Elapsed:
+        found, self._sum = Elapsed(self._sum), 0.0
+        return found
+
+
+#: The buffer that makes the L2 cache cold is so many times as large as that: on an H200 about the 256 MB that
+#: ``triton.testing.do_bench`` takes.
+TIMES_L2 = 4
 
 
 class CudaClock:
-    """Times by a pair of events on the current stream of the current device, and by the host around the same calls."""
+    """Times by pairs of events on the current stream of the current device, and by the host.
+
+    A sample lasts as long as the slower of the two takes: the device from its first to its last kernel, or the host
+    to issue them.
+    """
+
+    queues = True
 
     def __init__(self) -> None:
-        self._first = torch.cuda.Event(enable_timing=True)
-        self._last = torch.cuda.Event(enable_timing=True)
-        size = torch.cuda.get_device_properties().L2_cache_size
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._used = 0
+        self._began = self._host = 0.0
+        size = TIMES_L2 * torch.cuda.get_device_properties().L2_cache_size
         self._buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
-        self._began = 0.0
-        # torch makes an event when it is recorded for the first time: not in a sample.
-        self._first.record()
-        self._last.record()
-        self.settle()
 
     def now(self) -> float:
         return perf_counter()
-
-    def settle(self) -> None:
-        torch.cuda.synchronize()
 
     def flush(self) -> None:
         # Nobody waits for it: it runs while the host launches the first kernels, outside of the events.
         self._buffer.zero_()
 
     def start(self) -> None:
+        if self._used == len(self._pairs):
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for event in pair:
+                event.record()  # torch makes an event when it is recorded for the first time
+            self._pairs.append(pair)
+        self._pairs[self._used][0].record()
         self._began = perf_counter()
-        self._first.record()
 
-    def stop(self) -> Elapsed:
-        self._last.record()
+    def stop(self) -> None:
+        self._host += perf_counter() - self._began
+        self._pairs[self._used][1].record()
+        self._used += 1
+
+    def elapsed(self) -> Elapsed:
         torch.cuda.synchronize()
-        host = perf_counter() - self._began
-        return Elapsed(self._first.elapsed_time(self._last) / 1000, host)  # milliseconds
+        device = sum(first.elapsed_time(last) for first, last in self._pairs[: self._used]) / 1000  # milliseconds
+        host, self._host, self._used = self._host, 0.0, 0
+        # Where the host is slower, the device spent the first part of a call on what was issued before it.
+        return Elapsed(max(device, host), host)
 
 
 def canaries(device: str) -> dict[str, Callable[[], Any]]:

@@ -23,9 +23,17 @@ SCHEMA = 1
 LAUNCH_BOUND = 0.8
 
 
-def launch_bound(device_time: float | None, time: float) -> bool | None:
-    """Whether the GPU waits for the host in a good part of a call; None: not known."""
-    return None if device_time is None or time <= 0 else device_time < LAUNCH_BOUND * time
+def launch_bound(device_time: float | None, time: float, host: float | None = None) -> bool | None:
+    """Whether the GPU waits for the host in a good part of a call; None: not known.
+
+    Args:
+        device_time: seconds in which the GPU is busy in a call.
+        time: seconds that a call takes.
+        host: seconds that the host needs to issue a call; None: not known.
+    """
+    if device_time is None or time <= 0:
+        return None
+    return device_time < LAUNCH_BOUND * time or (host is not None and host > device_time)
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,9 @@ class Times:
 class Side:
     """Eager or compiled code in one process."""
 
-    #: Elapsed per call: between CUDA events on a GPU, by ``perf_counter`` on a CPU.
+    #: Elapsed per call. On a GPU between CUDA events, or what the host needs to issue a call where that is longer.
     time: Times
-    #: Elapsed per call as the host sees it, from before the call until the GPU has finished; None on a CPU.
+    #: In which the host issues a call, without waiting for the GPU; None on a CPU.
     host: Times | None = None
     #: In which the GPU is busy, per call; None: not measured.
     device_time: float | None = None
@@ -89,7 +97,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """Compiled's time over eager's, as the host sees them: what tells of host overhead."""
+        """The host's time for a compiled call over that for an eager one: what tells of host overhead."""
         eager, compiled = self.eager.host or self.eager.time, self.compiled.host or self.compiled.time
         return compiled.median / eager.median
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 import time
@@ -130,11 +129,11 @@ def _covered(events: Sequence[Event]) -> float:
 def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
     """Bytes that a call holds at most beyond those allocated before it; None on a CPU.
 
-    Allocated, not reserved. A replayed CUDA graph owns its memory from before and so holds little.
+    Allocated, not reserved. A replayed CUDA graph owns its memory from before and so holds little. Garbage that is
+    collected in the call would be counted against it: no collection may happen.
     """
     if torch.device(device).type != "cuda":
         return None
-    gc.collect()  # or what is freed in the call would be counted against it
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -24,10 +24,12 @@ from pytest_dynamo.measurement import Times
 PASSES = 3
 #: Passes in a row that compile something before the warm-up gives up.
 COMPILING_PASSES = 20
-#: Calls in one sample at most.
-CALLS = 1000
-#: Samples that last this long, in seconds, hardly feel whether the L2 cache is cold.
+#: Calls in one sample at most, and at most if the L2 cache is made cold before each.
+CALLS, COLD_CALLS = 1000, 20
+#: Calls that last this long, in seconds, hardly feel whether the L2 cache is cold.
 LONG = 2e-3
+#: Calls that last this long hardly feel that the device waits for the first launch.
+VERY_LONG = 20e-3
 #: Resamples of the bootstrap.
 RESAMPLES = 500
 
@@ -44,12 +46,12 @@ class Plan:
     rounds: int = 50
     min_rounds: int = 10
     #: Of rounds at most, once there are ``min_rounds``.
-    seconds: float = 1.0
+    seconds: float = 0.7
     #: Of alternating work before the first round, so that clocks ramp.
     warm_seconds: float = 0.3
     #: Calls are put together until a sample lasts this long.
     sample_seconds: float = 200e-6
-    #: ``cold``: a buffer of the size of the L2 cache is written before each sample shorter than 2 ms; ``warm``: not.
+    #: ``cold``: the L2 cache of a GPU is filled with something else before each call shorter than 2 ms; ``warm``: not.
     l2: str = "cold"
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Plan:
 
 
 class Elapsed(NamedTuple):
-    """Seconds of one sample: on the device, and as the host sees them (None where that is the same)."""
+    """Seconds of one sample: in all, and in which the host issued its calls (None where that is the same)."""
 
     time: float
     host: float | None = None
@@ -69,20 +71,23 @@ class Elapsed(NamedTuple):
 class Clock(Protocol):
     """What `measure` needs of a device."""
 
+    #: The device has a queue, which the host may fill with calls that have not begun, and a cache.
+    queues: bool
+
     def now(self) -> float:
         """Seconds of the host, from anywhere."""
-
-    def settle(self) -> None:
-        """Wait until the device has nothing to do."""
 
     def flush(self) -> None:
         """Make the L2 cache cold."""
 
     def start(self) -> None:
-        """Begin a sample."""
+        """Begin a part of the sample."""
 
-    def stop(self) -> Elapsed:
-        """End the sample and wait until the device has finished it."""
+    def stop(self) -> None:
+        """End it."""
+
+    def elapsed(self) -> Elapsed:
+        """Wait until the device has finished, and add up the parts since the last time."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Samples:
     """Of one piece of code, in order, in seconds per call."""
 
     time: tuple[float, ...]
-    #: As the host sees them; None on a CPU.
+    #: Those in which the host issued the calls; None on a CPU.
     host: tuple[float, ...] | None
     #: In each sample.
     calls: int
@@ -129,32 +134,50 @@ class _Timed:
         self._call = call
         self._setup = setup
         self._around = around
-        self._calls = 1
+        self._calls = self._lead = 1
         self._long = False
         self._kept: list[Elapsed] = []
 
     def sample(self, clock: Clock, l2: str) -> Elapsed:
-        if self._setup is not None:
-            self._setup()
-            clock.settle()  # the host would wait for it in the sample
-        if l2 == "cold" and not self._long:
-            clock.flush()
+        cold = clock.queues and l2 == "cold" and not self._long
+        if cold:
+            self._calls = min(self._calls, COLD_CALLS)
+        # The device would wait for the first launch of a sample if it had nothing to do before: that is no part of
+        # a loop in which it is the slower one. Calls before the sample keep it busy meanwhile.
+        for _ in range(self._lead if clock.queues else 0):
+            self._set_up()
+            with self._around():
+                for _ in range(self._calls):
+                    self._call()
+        self._set_up()
         call, result = self._call, None
+        parts, calls = (self._calls, 1) if cold else (1, self._calls)
         with self._around():
-            clock.start()
-            for _ in range(self._calls):
-                result = None  # a CUDA graph can't replay into results that are alive
-                result = call()
-            elapsed = clock.stop()
+            for _ in range(parts):
+                result = None
+                if cold:
+                    clock.flush()
+                clock.start()
+                for _ in range(calls):
+                    result = None  # a CUDA graph can't replay into results that are alive
+                    result = call()
+                clock.stop()
+            elapsed = clock.elapsed()
         del result  # not sooner: to free it takes time as well
         return elapsed
 
+    def _set_up(self) -> None:
+        if self._setup is not None:
+            self._setup()
+
     def adapt(self, elapsed: Elapsed, seconds: float) -> None:
         """Put as many calls into a sample as last ``seconds``, judged by a sample of the warm-up."""
-        self._long = elapsed.time >= LONG
+        one = elapsed.time / self._calls
+        self._long = one >= LONG
+        self._lead = 2 if one < VERY_LONG else 1
         if self._setup is None:
             # A clock that counts 199.9999 µs for 200 does not need one call more.
-            enough = math.ceil(self._calls * seconds / max(elapsed.time, 1e-9) - 1e-3)
+            enough = math.ceil(seconds / max(one, 1e-12) - 1e-3)
             self._calls = min(max(self._calls, enough), CALLS)
 
     def keep(self, elapsed: Elapsed) -> None:
@@ -187,7 +210,7 @@ def measure(
     sides = {"eager": _Timed(eager, setup, around_eager), "compiled": _Timed(compiled, setup)}
     others = {name: _Timed(call) for name, call in (canaries or {}).items()}
     _warm_up([*sides.values(), *others.values()], clock, plan, compilations)
-    with _no_garbage_collection():
+    with no_garbage_collection():
         began = clock.now()
         for number in range(plan.rounds):
             if number >= plan.min_rounds and clock.now() - began >= plan.seconds:
@@ -228,7 +251,8 @@ def _warm_up(everything: Sequence[_Timed], clock: Clock, plan: Plan, compilation
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage, and then not again until the end."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -156,6 +156,13 @@ def test_launch_bound(device_time: float | None, time: float, expected: bool | N
     assert launch_bound(device_time, time) is expected
 
 
+def test_code_is_launch_bound_where_the_host_is_slower_than_the_gpu() -> None:
+    """Though the GPU is busy most of the time: the time is that of the host."""
+    assert launch_bound(2.15e-3, 2.4e-3, host=2.2e-3) is True
+    assert launch_bound(2.15e-3, 2.4e-3, host=2.1e-3) is False
+    assert launch_bound(None, 2.4e-3, host=2.2e-3) is None
+
+
 def test_the_peak_is_what_a_call_holds_beyond_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 

@@ -2,8 +2,9 @@
 
 Each file holds runs of the same workloads in fresh processes, as ``data/h200_aa.json`` does: per workload samples of
 ``event`` and ``host`` time in milliseconds for eager and compiled, and ``kernel`` as (busy milliseconds,
-launches). Every run is held against every set of other runs as its window, of every size; "pairs" are windows of one
-run. Beside it stands the rule "5 % over the last run" on event medians. With ``--confirm`` a suspect is
+launches). ``host`` is elapsed until the GPU has finished, or what the host needs to issue the call if the run says
+``"host": "issuing"``. Every run is held against every set of other runs as its window, of every size; "pairs" are
+windows of one run. Beside it stands the rule "5 % over the last run" on event medians. With ``--confirm`` a suspect is
 judged by the median of itself and two more runs that are not in its window, as confirming in fresh processes does.
 ``--planted`` shows how often code is caught that takes so much longer (scaled, so no measurement).
 
@@ -49,12 +50,14 @@ def runs_of(data: dict[str, Any]) -> dict[str, list[Run]]:
     for number, run in enumerate(data["runs"]):
         for name, measured in run.items():
             if isinstance(measured, dict) and "event" in measured:
-                made = Run(name, str(number), str(run.get("machine", "")), {}, measurement(name, measured))
+                made = Run(
+                    name, str(number), str(run.get("machine", "")), {}, measurement(name, measured, run.get("host"))
+                )
                 found.setdefault(name, []).append(made)
     return found
 
 
-def measurement(name: str, measured: dict[str, Any]) -> Measurement:
+def measurement(name: str, measured: dict[str, Any], host: str | None) -> Measurement:
     def side(which: str) -> Side:
         times = [Times.of([sample / 1e3 for sample in measured[kind][which]]) for kind in ("event", "host")]
         busy, launches = measured["kernel"][which]
@@ -62,7 +65,8 @@ def measurement(name: str, measured: dict[str, Any]) -> Measurement:
 
     eager, compiled = side("eager"), side("compiled")
     speedup = eager.time.median / compiled.time.median
-    bound = launch_bound(compiled.device_time, compiled.time.median)
+    issuing = compiled.host.median if host == "issuing" and compiled.host is not None else None
+    bound = launch_bound(compiled.device_time, compiled.time.median, issuing)
     return Measurement(eager, compiled, speedup, speedup, speedup, bound, "reduce-overhead" in name)
 
 

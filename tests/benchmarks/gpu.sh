@@ -4,8 +4,9 @@
 #   [SECONDS_EACH=540] tests/benchmarks/gpu.sh FOLDER PART...
 #
 # Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
-# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), and, each alone, speed_bound
-# and speed_launch (A/A and planted slow-downs). Other timings have scripts of their own and need a quiet machine too.
+# (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), and, each alone, since times
+# are the result: timing (the tests of it), speed (A/A and planted slow-downs) and speed_cost (what a benchmark costs).
+# Other timings have scripts of their own and need a quiet machine too.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?a folder for the results}
@@ -54,11 +55,11 @@ sweep() {  # each dtype and phase in a process of its own
     tail -qn 1 "$scratch"/*{forward,training}.log
 }
 
-study() {  # NAME, then what is timed; alone: its times are the result
-    python3 tests/benchmarks/speed_study.py run --out "$out/h200_speed_$1.json" --seconds $((seconds - 60)) "${@:2}" \
-        2> "$out/h200_speed_$1.err" || return 1
+study() {
+    python3 tests/benchmarks/speed_study.py run --out "$out/h200_speed.json" --seconds $((seconds - 60)) \
+        2> "$out/h200_speed.err" || return 1
     PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/speed_study.py show \
-        "$out/h200_speed_$1.json" > "$out/h200_speed_$1.txt"
+        "$out/h200_speed.json" > "$out/h200_speed.txt"
 }
 
 part() {
@@ -68,9 +69,11 @@ part() {
         graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep) sweep ;;
-        speed_bound) study bound --head gpu=0.05 \
-            --only resnet50/reduce-overhead,mlp/reduce-overhead,gemm/default,membound/default,training/default ;;
-        speed_launch) study launch --head gpu=0.1 --head host=0.3 --only resnet50/default,mlp/default ;;
+        timing) run timing tests/test_timing.py tests/test_profiling.py tests/test_machine.py -m cuda -v -n 0 ;;
+        speed_cost)
+            TORCHINDUCTOR_CACHE_DIR=$scratch/cost python3 tests/benchmarks/benchmark_cost.py --out "$out" \
+                > "$out/h200_speed_cost.txt" 2>&1 ;;
+        speed) study ;;
         *) echo "unknown part: $1" >&2; return 2 ;;
     esac
 }
