@@ -108,8 +108,6 @@ class CompiledBenchmark:
                 raise TypeError("give arguments or let setup return them, not both")
             args, kwargs = given or (args, kwargs)
         run.functions.append(checker.function)
-        on_gpu = inputs.on_gpu((args, kwargs), inputs.owners(checker.fn, (args, kwargs)))
-        device = "cuda" if on_gpu else "cpu"
         code = GeneratedCode()
         try:
             with code, self._caches():
@@ -117,9 +115,14 @@ class CompiledBenchmark:
         except BaseException:
             replay.keep_out(self._benchmark)  # what is wrong has no speed
             raise
-        if self._variant.uses_cudagraphs and device == "cuda":
+        # The results too: what makes its tensors itself takes none.
+        gpus = inputs.gpus((args, kwargs, result), inputs.owners(checker.fn, (args, kwargs)))
+        device = gpus[0] if gpus else torch.device("cpu")
+        if self._variant.uses_cudagraphs and gpus:
             result = inputs.detach(result)  # timing replays into its memory
         why = replay.not_timed(self._config, self._benchmark, self._clock)
+        if why is None and len(gpus) > 1:
+            why = f"its tensors are on {len(gpus)} GPUs, and one alone is timed"
         if why is None:
             entry = self._time(checker, (args, kwargs), setup, plan, device, code.hash)
             if entry is not None:
@@ -155,7 +158,7 @@ class CompiledBenchmark:
         arguments: Arguments,
         setup: Callable[[], Any] | None,
         plan: timing.Plan,
-        device: str,
+        device: torch.device,
         code: str | None,
     ) -> Run | None:
         """Time both sides from the state of before the call, which is put back afterwards, and keep the samples."""
@@ -176,7 +179,7 @@ class CompiledBenchmark:
                 nodeid=run.nodeid,
                 run=machine.run_id(),
                 machine=machine.machine_id(machine.load_nvml()),
-                fingerprint={**machine.fingerprint(self._variant.id, device, plan.l2), **_root(self._config)},
+                fingerprint={**machine.fingerprint(self._variant.id, str(device), plan.l2), **_root(self._config)},
                 measurement=measured,
                 datetime=datetime.now(timezone.utc).isoformat(),
             )
@@ -188,7 +191,7 @@ class CompiledBenchmark:
         return entry
 
     def _measure(
-        self, checker: Checker, calls: _Calls, plan: timing.Plan, device: str, code: str | None
+        self, checker: Checker, calls: _Calls, plan: timing.Plan, device: torch.device, code: str | None
     ) -> tuple[Measurement, tuple[float, ...]]:
         run, function = self._run, checker.function
         compiled_seconds = run.observation().compile
@@ -197,27 +200,28 @@ class CompiledBenchmark:
             run.take_for(function)
             return sum(isinstance(event, (CompileEvent, CudaGraphRecording)) for event in function.group.events)
 
-        conditions = self._conditions()
+        conditions = self._conditions(device)
         found = timing.measure(
             calls.eager,
             calls.compiled,
-            clocks.CudaClock() if device == "cuda" else clocks.CpuClock(),
+            clocks.CudaClock(device) if device.type == "cuda" else clocks.CpuClock(),
             plan,
             compilations=compilations,
             setup=None if calls.setup is None else calls.before,
             around_eager=_eagerly,
             canaries=clocks.canaries(device),
         )
-        after = self._conditions()
+        after = self._conditions(device)
         timed = (
             (found.eager, calls.eager, _eagerly),
             (found.compiled, calls.compiled, contextlib.nullcontext),
         )
         busy, peaks = [], []
-        for _, call, around in timed:
+        for samples, call, around in timed:
             with around():
                 known = calls.setup is None
-                busy.append(profiling.profile(call, device) if known else profiling.Busy(None, None, None))
+                seconds = samples.times.median
+                busy.append(profiling.profile(call, device, seconds) if known else profiling.Busy(None, None, None))
         with timing.no_garbage_collection():
             for _, call, around in timed:
                 with around():
@@ -249,9 +253,9 @@ class CompiledBenchmark:
         run.eager_samples = found.eager.time
         return measured, found.compiled.time
 
-    def _conditions(self) -> machine.Conditions:
+    def _conditions(self, device: torch.device) -> machine.Conditions:
         # Where this confirms what another process found, that one waits for us, and may hold memory of the GPU.
-        return machine.Conditions.read(machine.load_nvml(), ours=(os.getppid(),))
+        return machine.Conditions.read(machine.load_nvml(), gpu=device.index, ours=(os.getppid(),))
 
     # -- the verdict --
 

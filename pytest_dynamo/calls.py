@@ -257,7 +257,7 @@ class Checker:
         """Whether CUDA graphs are to be recorded and can be: the variant asks, and there is a GPU."""
         if not self.variant.uses_cudagraphs:
             return False
-        if inputs.on_gpu(arguments, start.owners):
+        if inputs.gpus(arguments, start.owners):
             self.function.cudagraphs_expected = True
             return True
         why = "there is no CUDA" if not torch.cuda.is_available() else "nothing of the call is on a GPU"

@@ -42,7 +42,7 @@ TIMES_L2 = 4
 
 
 class CudaClock:
-    """Times by pairs of events on the current stream of the current device, and by the host.
+    """Times by pairs of events on the current stream of a GPU, and by the host.
 
     A sample lasts as long as the slower of the two takes: the device from its first to its last kernel, or the host
     to issue them.
@@ -50,12 +50,13 @@ class CudaClock:
 
     queues = True
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._used = 0
         self._began = self._host = 0.0
-        size = TIMES_L2 * torch.cuda.get_device_properties().L2_cache_size
-        self._buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+        size = TIMES_L2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
 
     def now(self) -> float:
         return perf_counter()
@@ -68,27 +69,30 @@ class CudaClock:
         if self._used == len(self._pairs):
             pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for event in pair:
-                event.record()  # torch makes an event when it is recorded for the first time
+                self._record(event)  # torch makes an event when it is recorded for the first time
             self._pairs.append(pair)
-        self._pairs[self._used][0].record()
+        self._record(self._pairs[self._used][0])
         self._began = perf_counter()
 
     def stop(self) -> None:
         self._host += perf_counter() - self._began
-        self._pairs[self._used][1].record()
+        self._record(self._pairs[self._used][1])
         self._used += 1
 
     def elapsed(self) -> Elapsed:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         device = sum(first.elapsed_time(last) for first, last in self._pairs[: self._used]) / 1000  # milliseconds
         host, self._host, self._used = self._host, 0.0, 0
         # Where the host is slower, the device spent the first part of a call on what was issued before it.
         return Elapsed(max(device, host), host)
 
+    def _record(self, event: torch.cuda.Event) -> None:
+        event.record(torch.cuda.current_stream(self._device))
 
-def canaries(device: str) -> dict[str, Callable[[], Any]]:
+
+def canaries(device: torch.device) -> dict[str, Callable[[], Any]]:
     """Fixed small work, by name, which tells the state of the machine: of its cores and of its memory."""
-    on_gpu = torch.device(device).type == "cuda"
+    on_gpu = device.type == "cuda"
     side, dtype, size = (2048, torch.bfloat16, 64 << 20) if on_gpu else (256, torch.float32, 1 << 20)
     # Not the global generator: tests may have seeded it.
     generator = torch.Generator(device).manual_seed(0)

@@ -206,11 +206,11 @@ def state_tensors(owner: Any) -> Iterator[torch.Tensor]:
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def on_gpu(arguments: Any, owners: list[Any]) -> bool:
-    """Whether any tensor of a call, among its arguments or in its state, is on a GPU."""
-    tensors = [value for value in walk(arguments) if isinstance(value, torch.Tensor)]
+def gpus(values: Any, owners: list[Any]) -> list[torch.device]:
+    """The GPUs on which tensors of a call are, among its arguments, its results or in its state; by their numbers."""
+    tensors = [value for value in walk(values) if isinstance(value, torch.Tensor)]
     tensors += [tensor for owner in owners for tensor in state_tensors(owner)]
-    return any(tensor.is_cuda for tensor in tensors)
+    return sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=lambda device: device.index)
 
 
 def named_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -149,14 +149,14 @@ class Conditions:
     other_processes: int | None = None
 
     @classmethod
-    def read(cls, nvml: Any, *, ours: Collection[int] = ()) -> Conditions:
-        """Read them of torch's current GPU. Never raises, never sets anything.
+    def read(cls, nvml: Any, *, gpu: int | None = None, ours: Collection[int] = ()) -> Conditions:
+        """Read them of a GPU. Never raises, never sets anything.
 
-        ``nvml``: the module, or None. ``ours``: processes that are no others besides this one, such as
-        the one that started it.
+        ``nvml``: the module, or None. ``gpu``: torch's number of it; None: torch's current one. ``ours``:
+        processes that are no others besides this one, such as the one that started it.
         """
         with _started(nvml) as usable:
-            handle = _handle(nvml) if usable else None
+            handle = _handle(nvml, gpu) if usable else None
             if handle is None:
                 return cls()
             power = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
@@ -218,13 +218,13 @@ def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def _handle(nvml: Any) -> Any:
-    """NVML's handle of torch's current GPU; None: not told."""
+def _handle(nvml: Any, gpu: int | None) -> Any:
+    """NVML's handle of the GPU with torch's number, or of torch's current one; None: not told."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     # By UUID: CUDA_VISIBLE_DEVICES gives torch other numbers than NVML.
-    uuid = _uuid(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    uuid = _uuid(torch.cuda.get_device_properties(torch.cuda.current_device() if gpu is None else gpu))
     if uuid is not None:
         return _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
     return _ask(nvml, "nvmlDeviceGetHandleByIndex", 0) if _ask(nvml, "nvmlDeviceGetCount") == 1 else None

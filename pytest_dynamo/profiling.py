@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -14,8 +13,6 @@ from typing import Any
 import torch
 
 
-#: Calls right before the profiled ones: five cold calls of a matmul spread by 23 % between processes.
-WARM_CALLS = 10
 #: Profiled calls last so many seconds, within these bounds.
 SECONDS = 0.05
 LEAST, MOST = 5, 50
@@ -46,18 +43,15 @@ class Busy:
     notes: tuple[str, ...] = ()
 
 
-def profile(call: Callable[[], Any], device: str, *, calls: int | None = None) -> Busy:
-    """Profile some warm calls, as many as last about 50 ms unless ``calls`` says how many.
+def profile(call: Callable[[], Any], device: torch.device, seconds: float) -> Busy:
+    """Profile some warm calls that last ``seconds`` each, as many as last about 50 ms.
 
     On a CPU nothing is called. The calls must not compile and must all launch the same.
     """
-    if torch.device(device).type != "cuda":
+    if device.type != "cuda":
         return Busy(None, None, None)
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    _repeat(call, WARM_CALLS)
-    calls = how_many((time.perf_counter() - began) / WARM_CALLS) if calls is None else calls
-    return busy(recorded(call, calls, torch.profiler.ProfilerActivity.CUDA), calls)
+    calls = how_many(seconds)
+    return busy(recorded(call, calls, device, torch.profiler.ProfilerActivity.CUDA), calls)
 
 
 def how_many(seconds: float) -> int:
@@ -65,24 +59,26 @@ def how_many(seconds: float) -> int:
     return min(max(math.ceil(SECONDS / max(seconds, 1e-9)), LEAST), MOST)
 
 
-def recorded(call: Callable[[], Any], calls: int, activity: torch.profiler.ProfilerActivity) -> list[Event]:
+def recorded(
+    call: Callable[[], Any], calls: int, device: torch.device, activity: torch.profiler.ProfilerActivity
+) -> list[Event]:
     """Return what ``calls`` calls did on the device."""
-    # To turn the profiler on takes long enough for a GPU to cool down. Its own warm-up, of which it forgets
-    # the events, makes the profiled calls follow others closely.
+    # To turn the profiler on takes long enough for a GPU to cool down: five cold calls of a matmul spread by 23 %
+    # between processes. In its own warm-up it forgets all events; the profiled calls then follow others closely.
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     # Without acc_events some releases of torch warn, although there is one cycle only.
     with torch.profiler.profile(activities=[activity], schedule=schedule, acc_events=True) as profiler:
-        _repeat(call, max(WARM_CALLS, calls))
+        _repeat(call, calls, device)
         profiler.step()
-        _repeat(call, calls)
+        _repeat(call, calls, device)
     return device_events(profiler.events())
 
 
-def _repeat(call: Callable[[], Any], calls: int) -> None:
+def _repeat(call: Callable[[], Any], calls: int, device: torch.device) -> None:
     for _ in range(calls):
         call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def device_events(events: Iterable[Any]) -> list[Event]:
@@ -126,19 +122,19 @@ def _covered(events: Sequence[Event]) -> float:
     return total
 
 
-def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
+def peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
     """Bytes that a call holds at most beyond those allocated before it; None on a CPU.
 
     Allocated, not reserved. A replayed CUDA graph owns its memory from before and so holds little. Garbage that is
     collected in the call would be counted against it: no collection may happen.
     """
-    if torch.device(device).type != "cuda":
+    if device.type != "cuda":
         return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     result = call()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
     del result
     return max(peak, 0)

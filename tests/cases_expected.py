@@ -348,15 +348,18 @@ PROJECTS: dict[str, tuple[Said, ...]] = {
     ),
 }
 
+#: Cases about speed, with the tests of what they ask for: no input of theirs is needed for that.
+ELSEWHERE: dict[str, str] = {
+    "e01_no_synchronize": "test_timing.py::test_work_is_timed_and_not_its_launch",
+    "e05_benchmark_under_xdist": "test_benchmark.py::test_where_nothing_is_timed",
+    "e06_machine_info_knows_no_gpu": "test_benchmark.py::test_another_fingerprint_has_no_baseline",
+    "e08_outputs_freed_and_gc_inside_timing": "test_timing.py::test_garbage_is_not_collected_in_rounds",
+    "e10_autotune_choice_differs_between_runs": "test_detection.py::test_two_speeds_are_not_a_change",
+    "e11_same_input_stays_in_l2": "test_timing.py::test_a_small_input_is_read_from_memory_each_time",
+}
+
 #: Cases that ask for something that this version does not have.
 LATER: dict[str, str] = {
     "d10_memory_grows_with_recordings": "memory of CUDA graphs is not measured yet",
-    "e01_no_synchronize": "needs the fixture compiled_benchmark and a GPU",
-    "e03_warmed_with_another_signature": "needs the fixture compiled_benchmark, which warms up as it times",
-    "e05_benchmark_under_xdist": "needs the fixture compiled_benchmark, which has to tell that nothing was timed",
-    "e06_machine_info_knows_no_gpu": "needs the fixture compiled_benchmark and its fingerprint",
-    "e08_outputs_freed_and_gc_inside_timing": "needs the fixture compiled_benchmark and its clock",
-    "e10_autotune_choice_differs_between_runs": "needs the fixture compiled_benchmark, its baseline and a GPU",
-    "e11_same_input_stays_in_l2": "needs the fixture compiled_benchmark and a GPU",
     "f15_parametrize_explosion_time": "needs --dynamo-capture-only",
 }

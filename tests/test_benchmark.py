@@ -615,6 +615,25 @@ def test_where_nothing_is_timed(benches, options, why):
     assert f"speed of sin: {why}" in run.text
 
 
+def test_code_on_several_gpus_is_not_timed(benches):
+    """The clock of one tells nothing of the other."""
+    benches.append(
+        "conftest.py",
+        """
+import torch
+from pytest_dynamo import inputs
+
+patch.setattr(inputs, "gpus", lambda values, owners: [torch.device("cuda:0"), torch.device("cuda:1")])
+""",
+    )
+    run = benches.run(STORE)
+    run.result.assert_outcomes(passed=1)
+    record = run.record(NAME)
+    assert record["not_checked"] == ["speed of step: its tensors are on 2 GPUs, and one alone is timed"]
+    assert record["parity"]["passed"] is True
+    assert benches.dynamo() == []
+
+
 def test_skipped_by_pytest_benchmark(benches):
     run = benches.run("--benchmark-skip")
     run.result.assert_outcomes(skipped=1)

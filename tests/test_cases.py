@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmark_project import Benches
 from cases_expected import CUDA
 from cases_expected import DEVIATIONS
+from cases_expected import ELSEWHERE
 from cases_expected import LATER
 from cases_expected import PROJECTS
 from cases_expected import TORCH
@@ -341,6 +344,38 @@ def test_cuda_graphs(name: str, wanted: Cuda, observer: Observer) -> None:
         assert torch.equal(compared.results[0], compared.results[-1])
 
 
+# -- speed ----------------------------------------------------------------------------------------
+
+
+def test_what_is_timed_was_warmed_up_in_the_same_way(project: Any) -> None:
+    """A case calls its model with gradients and a small batch first, and then times a larger one without."""
+    name = "e03_warmed_with_another_signature"
+    benches = Benches(project)
+    shutil.copy(FOLDER / f"{name}.py", benches.path)
+    benches.test(
+        f"""
+        import pytest, torch
+        import {name} as case
+
+        @pytest.mark.compiled(backend="eager")
+        def test_speed(compiled_benchmark):
+            fn, calls = case.make()
+            torch.compile(fn, backend="eager")(*calls[0][0])
+            with torch.no_grad():
+                compiled_benchmark(fn, *calls[1][0])
+        """
+    )
+    benches.real_times()
+    run = benches.run("--benchmark-autosave")
+    run.result.assert_outcomes(passed=1)
+    (dynamo,) = benches.dynamo()
+    assert dynamo["verdict"] == "no baseline"
+    record = run.record("test_speed[eager]")
+    assert record["findings"] == []
+    assert record["graphs"] == 2  # its own and that of the benchmark
+    assert record["recompiles"] == []
+
+
 # -- mini projects --------------------------------------------------------------------------------
 
 
@@ -447,7 +482,10 @@ def check_records(report: dict[str, Any], said: Said) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_case_is_checked(name: str) -> None:
     """Every case has a check, or a reason why it can't have one yet."""
-    if not (name in COUNTED or name in CUDA or name in PROJECTS):
+    if name in ELSEWHERE:
+        file, _, test = ELSEWHERE[name].partition("::")
+        assert f"\ndef {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+    elif not (name in COUNTED or name in CUDA or name in PROJECTS):
         pytest.skip(LATER[name])
     if name in LATER:
         pytest.skip(f"in part: {LATER[name]}")

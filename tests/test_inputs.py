@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.utils.prune
+from torch._subclasses import FakeTensorMode
 
 from pytest_dynamo import inputs
 from pytest_dynamo._torch import storage_key
@@ -955,3 +956,14 @@ def test_which_generators_were_used(use: Callable[[], Any], names: tuple[str, ..
     assert Random().changed(start) == names
     start.restore()
     assert Random().changed(start) == ()
+
+
+def test_gpus_of_a_call() -> None:
+    """Of arguments, results and state, each once, by their numbers; on a machine without any."""
+    with FakeTensorMode():
+        second, first, again = (torch.empty(2, device=f"cuda:{number}") for number in (1, 0, 1))
+        model = torch.nn.Linear(2, 2, device="cuda:3")
+        assert inputs.gpus(((second, [again]), {"x": torch.empty(2)}), []) == [torch.device("cuda:1")]
+        found = inputs.gpus(((second,), {}, {"result": first}), [model])
+    assert found == [torch.device(f"cuda:{number}") for number in (0, 1, 3)]
+    assert inputs.gpus((torch.ones(2),), [torch.nn.Linear(2, 2)]) == []

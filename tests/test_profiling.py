@@ -118,8 +118,8 @@ def test_the_profiler_of_torch_has_these_fields(monkeypatch: pytest.MonkeyPatch)
         calls.append(1)
         torch.relu(x)
 
-    assert profiling.recorded(call, 7, ProfilerActivity.CPU) == []
-    assert len(calls) == profiling.WARM_CALLS + 7
+    assert profiling.recorded(call, 7, torch.device("cpu"), ProfilerActivity.CPU) == []
+    assert len(calls) == 7 + 7
     adds = [event for event in seen if event.name == "aten::relu"]
     assert len(adds) == 7
     assert {event.device_type.name for event in seen} == {"CPU"}
@@ -141,8 +141,8 @@ def test_on_a_cpu_nothing_is_called() -> None:
     def call() -> None:
         raise AssertionError
 
-    assert profile(call, "cpu") == Busy(None, None, None)
-    assert peak_bytes(call, "cpu") is None
+    assert profile(call, torch.device("cpu"), 1e-3) == Busy(None, None, None)
+    assert peak_bytes(call, torch.device("cpu")) is None
 
 
 # -- what is made of it ---------------------------------------------------------------------------
@@ -167,28 +167,27 @@ def test_the_peak_is_what_a_call_holds_beyond_what_was_there(monkeypatch: pytest
     order: list[str] = []
 
     def asked(name: str, answer: int | None = None) -> Any:
-        return lambda: (order.append(name), answer)[1]
+        return lambda *device: (order.append(f"{name}{[*map(str, device)]}"), answer)[1]
 
     for name, answer in {"synchronize": None, "reset_peak_memory_stats": None}.items():
         monkeypatch.setattr(torch.cuda, name, asked(name, answer))
     monkeypatch.setattr(torch.cuda, "memory_allocated", asked("memory_allocated", 100))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", asked("max_memory_allocated", 350))
-    assert peak_bytes(asked("call"), "cuda") == 250
-    assert order == [
-        *("synchronize", "reset_peak_memory_stats", "memory_allocated", "call", "synchronize", "max_memory_allocated"),
-    ]
+    assert peak_bytes(asked("call"), torch.device("cuda:1")) == 250
+    names = "synchronize", "reset_peak_memory_stats", "memory_allocated", "call", "synchronize", "max_memory_allocated"
+    assert order == [f"{name}[]" if name == "call" else f"{name}['cuda:1']" for name in names]
 
 
 @pytest.mark.cuda
 def test_kernels_on_a_gpu() -> None:
     x = torch.rand(1024, 1024, device="cuda")
-    found = profile(lambda: (x + 1).sin(), "cuda")
+    found = profile(lambda: (x + 1).sin(), torch.device("cuda"), 1e-5)
     assert found.launches == 2
     assert found.device_time is not None
     assert 1e-6 < found.device_time < 1e-3
     assert found.notes == ()
-    assert found.kernels == profile(lambda: (x + 2).sin(), "cuda").kernels
-    assert found.kernels != profile(lambda: (x + 1).cos(), "cuda").kernels
+    assert found.kernels == profile(lambda: (x + 2).sin(), torch.device("cuda"), 1e-5).kernels
+    assert found.kernels != profile(lambda: (x + 1).cos(), torch.device("cuda"), 1e-5).kernels
 
 
 @pytest.mark.cuda
@@ -202,7 +201,7 @@ def test_kernels_of_a_replayed_graph() -> None:
 
     for _ in range(3):
         replay()
-    found = profile(replay, "cuda")
+    found = profile(replay, torch.device("cuda"), 1e-4)
     assert found.launches is not None
     assert 3 <= found.launches <= 8
     assert found.notes == ()
@@ -211,6 +210,6 @@ def test_kernels_of_a_replayed_graph() -> None:
 @pytest.mark.cuda
 def test_the_peak_on_a_gpu() -> None:
     x = torch.rand(1 << 20, device="cuda")
-    assert peak_bytes(lambda: x + 1, "cuda") == 4 << 20
-    assert peak_bytes(lambda: (x + 1) + 1, "cuda") == 8 << 20
-    assert peak_bytes(lambda: x.add_(1), "cuda") == 0
+    assert peak_bytes(lambda: x + 1, torch.device("cuda")) == 4 << 20
+    assert peak_bytes(lambda: (x + 1) + 1, torch.device("cuda")) == 8 << 20
+    assert peak_bytes(lambda: x.add_(1), torch.device("cuda")) == 0

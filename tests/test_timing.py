@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from pytest_dynamo import clocks
+from pytest_dynamo import profiling
 from pytest_dynamo import timing
 from pytest_dynamo.clocks import CpuClock
 from pytest_dynamo.clocks import CudaClock
@@ -569,7 +570,7 @@ def test_torch_that_compiles_once_is_timed() -> None:
 def test_canaries_leave_random_numbers_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    found = clocks.canaries("cpu")
+    found = clocks.canaries(torch.device("cpu"))
     assert torch.equal(before, torch.get_rng_state())
     assert list(found) == ["matmul", "copy"]
     assert found["matmul"]().shape == (256, 256)
@@ -585,7 +586,19 @@ class FakeCuda:
 
     def event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
-        return SimpleNamespace(record=lambda: self.log.append("record"), elapsed_time=lambda _last: self.milliseconds)
+        return SimpleNamespace(record=self.record, elapsed_time=lambda _last: self.milliseconds)
+
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:1"
+        self.log.append("record")
+
+    def synchronize(self, device: torch.device) -> None:
+        assert str(device) == "cuda:1"
+        self.log.append("synchronize")
+
+    def properties(self, device: torch.device) -> Any:
+        assert str(device) == "cuda:1"
+        return SimpleNamespace(L2_cache_size=123)
 
     def fill(self) -> None:
         self.log.append("zero")
@@ -593,7 +606,7 @@ class FakeCuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Stands in place of torch.cuda, whose L2 cache has 123 bytes."""
+    """Stands in place of torch.cuda; the GPU with number 1 has an L2 cache of 123 bytes."""
     cuda = FakeCuda()
 
     def empty(size: int, **_: Any) -> Any:
@@ -601,15 +614,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         return SimpleNamespace(zero_=cuda.fill)
 
     monkeypatch.setattr(torch.cuda, "Event", cuda.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: cuda.log.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=123))
+    monkeypatch.setattr(torch.cuda, "synchronize", cuda.synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cuda.properties)
     monkeypatch.setattr(torch, "empty", empty)
     return cuda
 
 
 def test_the_clock_of_the_gpu_asks_for_the_right_things(cuda: FakeCuda) -> None:
     """One event before and one after each part, one synchronisation in a sample, milliseconds made seconds."""
-    clock = CudaClock()
+    clock = CudaClock(torch.device("cuda:1"))
     part = ["zero", "record", "work", "record"]
     for number in range(2):
         cuda.log.clear()
@@ -629,7 +643,7 @@ def test_the_clock_of_the_gpu_asks_for_the_right_things(cuda: FakeCuda) -> None:
 def test_what_the_host_needs_is_the_time_where_that_is_more(cuda: FakeCuda) -> None:
     """The device began a call long after the host, being busy with earlier ones: its time is too short."""
     cuda.milliseconds = 1.0
-    clock = CudaClock()
+    clock = CudaClock(torch.device("cuda:1"))
     for _ in range(2):
         clock.start()
         time.sleep(0.01)
@@ -645,10 +659,10 @@ def test_the_clock_of_the_gpu_times_matmuls() -> None:
     found = measure(
         lambda: big @ big,
         lambda: small @ small,
-        CudaClock(),
+        CudaClock(torch.device("cuda")),
         Plan(),
         compilations=nothing,
-        canaries=clocks.canaries("cuda"),
+        canaries=clocks.canaries(torch.device("cuda")),
     )
     assert 4 < found.speedup < 14
     assert found.speedup_low <= found.speedup <= found.speedup_high
@@ -672,6 +686,39 @@ def test_cuda_graphs_are_timed() -> None:
         return compiled(x)
 
     with torch.no_grad():
-        found = measure(lambda: layers(x), replay, CudaClock(), Plan(sample_seconds=2e-3), compilations=nothing)
+        found = measure(
+            lambda: layers(x), replay, CudaClock(torch.device("cuda")), Plan(sample_seconds=2e-3), compilations=nothing
+        )
     assert found.speedup_low > 1.2
     assert found.compiled.calls > 1
+
+
+@pytest.mark.cuda
+def test_work_is_timed_and_not_its_launch() -> None:
+    """Ten products that take milliseconds each, launched within microseconds."""
+    a = torch.rand(4096, 4096, device="cuda")
+
+    def work() -> torch.Tensor:
+        b = a
+        for _ in range(10):
+            b = b @ a
+        return b
+
+    found = measure(work, work, CudaClock(torch.device("cuda")), Plan(seconds=0.2), compilations=nothing)
+    busy = profiling.profile(work, torch.device("cuda"), found.compiled.times.median).device_time
+    assert busy is not None
+    assert found.compiled.host_times is not None
+    assert found.compiled.times.median == pytest.approx(busy, rel=0.05)
+    assert found.compiled.times.median > 5 * found.compiled.host_times.median
+
+
+@pytest.mark.cuda
+def test_a_small_input_is_read_from_memory_each_time() -> None:
+    """8 MB fit into the L2 cache."""
+    x = torch.rand(2 << 20, device="cuda")
+    call = lambda: x.sin()  # noqa: E731
+    cold, warm = (
+        measure(call, call, CudaClock(torch.device("cuda")), Plan(l2=l2), compilations=nothing).compiled.times.median
+        for l2 in ("cold", "warm")
+    )
+    assert cold > 1.15 * warm

@@ -22,6 +22,8 @@ printf 'Metadata-Version: 2.1\nName: pytest-dynamo\nVersion: 0.1.0\n' > "$info/M
 printf '[pytest11]\ndynamo = pytest_dynamo.plugin\n' > "$info/entry_points.txt"
 export PYTHONPATH=$PWD:$scratch/site PYTHONUNBUFFERED=1 COLUMNS=120
 
+timed=(tests/test_timing.py tests/test_profiling.py tests/test_machine.py tests/test_cuda_benchmark.py)
+
 about() {
     date -u +'date: %Y-%m-%d %H:%M UTC'
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
@@ -65,11 +67,11 @@ study() {
 part() {
     case $1 in
         examples) run examples tests/examples -v -n 5 ;;
-        cuda) run cuda tests -m cuda -v -n 6 ;;
-        graphs) run graphs tests -m cuda -v -n 6 -k "not resnet50" ;;
+        cuda) run cuda tests "${timed[@]/#/--ignore=}" -m cuda -v -n 6 ;;
+        graphs) run graphs tests "${timed[@]/#/--ignore=}" -m cuda -v -n 6 -k "not resnet50" ;;
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep) sweep ;;
-        timing) run timing tests/test_timing.py tests/test_profiling.py tests/test_machine.py -m cuda -v -n 0 ;;
+        timing) run timing "${timed[@]}" -m cuda -v -n 0 ;;
         speed_cost)
             TORCHINDUCTOR_CACHE_DIR=$scratch/cost python3 tests/benchmarks/benchmark_cost.py --out "$out" \
                 > "$out/h200_speed_cost.txt" 2>&1 ;;

@@ -126,14 +126,14 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
     def compilations() -> int:
         return sum(torch._dynamo.utils.counters["stats"].values())
 
-    device = given.device
+    device = torch.device(given.device)
     plan = json.loads(given.plan)
     found: dict[str, Any] = {"machine": machine.machine_id(), "host": "issuing", "heads": {}}
 
     def measured(key: str, more: dict[str, Any]) -> dict[str, Any]:
         name, _, mode = key.partition("/")
-        fn, args = workload(name, device)
-        planted_fn = planted(fn, more["elements"], device) if more.get("elements") else fn
+        fn, args = workload(name, device.type)
+        planted_fn = planted(fn, more["elements"], device.type) if more.get("elements") else fn
         fast = torch.compile(planted_fn, mode=None if mode == "default" else mode)
         turns = more.get("turns", 0)
 
@@ -150,19 +150,20 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
         began = time.perf_counter()
         with torch.set_grad_enabled(name == "training"):
             compiled()
-            if device == "cuda":
+            if device.type == "cuda":
                 torch.cuda.synchronize()
             first = time.perf_counter() - began
             began = time.perf_counter()
-            clock = clocks.CudaClock() if device == "cuda" else clocks.CpuClock()
+            clock = clocks.CudaClock(device) if device.type == "cuda" else clocks.CpuClock()
             timed = timing.measure(
                 eager, compiled, clock, timing.Plan(), compilations=compilations, canaries=clocks.canaries(device)
             )
+            sides = {"eager": timed.eager, "compiled": timed.compiled}
             busy = {
-                which: profiling.profile(call, device) for which, call in (("eager", eager), ("compiled", compiled))
+                which: profiling.profile(call, device, sides[which].times.median)
+                for which, call in (("eager", eager), ("compiled", compiled))
             }
             cost = time.perf_counter() - began
-            sides = {"eager": timed.eager, "compiled": timed.compiled}
             result = {
                 "first_call_s": round(first, 2),
                 "cost_s": round(cost, 2),
@@ -172,7 +173,7 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
                 "canaries": {which: samples.times.median * 1e3 for which, samples in timed.canaries.items()},
             }
             result["turn_s"] = seconds_of_a_turn()
-            if given.accuracy and device == "cuda":
+            if given.accuracy and device.type == "cuda":
                 result["profiler"] = profiler_sum(compiled)
                 result["do_bench"] = do_bench(compiled)
         torch._dynamo.reset()
@@ -289,7 +290,7 @@ def pass_over_memory(device: str) -> float:
 
     source = torch.ones(MANY, device=device)
     call = lambda: source * 1.5  # noqa: E731
-    clock = clocks.CudaClock() if device == "cuda" else clocks.CpuClock()
+    clock = clocks.CudaClock(torch.device(device)) if device == "cuda" else clocks.CpuClock()
     return timing.measure(call, call, clock, timing.Plan(), compilations=int).compiled.times.median * 1e3
 
 
