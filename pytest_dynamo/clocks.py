@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_dynamo.measurement import HOST_CANARY
 from pytest_dynamo.timing import Elapsed
 
 
@@ -36,6 +37,8 @@ class CpuClock:
         return found
 
 
+#: Launches of the fixed work that is bound by the host.
+LAUNCHES = 30
 #: The buffer that makes the L2 cache cold is so many times as large as that: on an H200 about the 256 MB that
 #: ``triton.testing.do_bench`` takes.
 TIMES_L2 = 4
@@ -91,7 +94,10 @@ class CudaClock:
 
 
 def canaries(device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Fixed small work, by name, which tells the state of the machine: of its cores and of its memory."""
+    """Fixed small work, by name, which tells the state of the machine: of its cores, of its memory and of its host.
+
+    ``launches``, beside a GPU only, is bound by the host.
+    """
     on_gpu = device.type == "cuda"
     side, dtype, size = (2048, torch.bfloat16, 64 << 20) if on_gpu else (256, torch.float32, 1 << 20)
     # Not the global generator: tests may have seeded it.
@@ -100,4 +106,16 @@ def canaries(device: torch.device) -> dict[str, Callable[[], Any]]:
     product = torch.empty_like(left)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return {"matmul": lambda: torch.mm(left, right, out=product), "copy": lambda: target.copy_(source)}
+    found: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: torch.mm(left, right, out=product),
+        "copy": lambda: target.copy_(source),
+    }
+    if on_gpu:
+        tiny = torch.zeros(8, device=device)
+
+        def launches() -> None:
+            for _ in range(LAUNCHES):
+                tiny.add_(1)
+
+        found[HOST_CANARY] = launches
+    return found

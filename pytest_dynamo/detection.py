@@ -2,8 +2,9 @@
 
 Two questions are asked apart. *GPU work* is judged by elapsed time, or by the time that the GPU is busy where code
 is launch-bound: elapsed time of such code moves by half between processes though nothing changed. *Host
-overhead* is judged for launch-bound code only, by the ratio to eager code timed in the same process. On a CPU
-elapsed time decides, if its ratio to the times of fixed work beside it agrees.
+overhead* is judged for launch-bound code only, by what the host needs to issue a call: its ratio to that of eager code
+and to that of fixed launches, timed in the same process, have to agree. On a CPU elapsed time decides, if its
+ratio to the times of fixed work beside it agrees.
 
 A run is slower when it lies beyond the middle of the accepted ones by more than a floor, and beyond the slowest of
 them by more than their own noise. The second keeps code that has two speeds, one of which each process
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from functools import partial
 
+from pytest_dynamo.measurement import HOST_CANARY
 from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.measurement import Run
 
@@ -53,24 +55,18 @@ def _time(measured: Measurement) -> float:
     return measured.compiled.time.median
 
 
-def _to_canary(name: str) -> Callable[[Measurement], float | None]:
-    def read(measured: Measurement) -> float | None:
-        canary = measured.canaries.get(name)
-        return _time(measured) / canary if canary else None
-
-    return read
-
-
 _gpu = partial(Question, "GPU work", floors=(0.15, 0.05, 0.02), outlier=0.10, together=0.03)
 _cpu = partial(Question, "CPU work", floors=(0.30, 0.20, 0.10), outlier=0.30, together=0.10)
 TIME = _gpu("time", _time)
 DEVICE_TIME = _gpu("device time", lambda measured: measured.compiled.device_time)
-HOST = Question("host overhead", "ratio to eager", lambda measured: measured.ratio, (0.30, 0.20, 0.10), 0.30, 0.15)
+_host = partial(Question, "host overhead", floors=(0.30, 0.20, 0.10), outlier=0.30, together=0.15)
+HOST = _host("ratio to eager", lambda measured: measured.ratio)
+HOST_TO_LAUNCHES = _host("ratio to fixed launches", lambda measured: measured.to_canary(HOST_CANARY))
 #: On a CPU other work disturbs more: the time has to be longer by itself and relatively to fixed work beside it.
 ON_CPU = (
     _cpu("time", _time),
-    _cpu("time to that of a fixed matmul", _to_canary("matmul")),
-    _cpu("time to that of a fixed copy", _to_canary("copy")),
+    _cpu("time to that of a fixed matmul", lambda measured: measured.to_canary("matmul")),
+    _cpu("time to that of a fixed copy", lambda measured: measured.to_canary("copy")),
 )
 
 
@@ -114,8 +110,9 @@ def judge(window: Sequence[Run], now: Run, allowed: float | None = None) -> Spee
     if not window:
         return SpeedVerdict(NO_BASELINE, notes=("no accepted run with this fingerprint",))
     questions = _questions([*window, now])
-    told = [_judge(question, window, now, allowed) for question in questions]
-    verdict = _together(questions, told, [*_launches(window, measured), *_code(window, measured, told)], len(window))
+    told, notes = _agreed(questions, [_judge(question, window, now, allowed) for question in questions])
+    notes = [*_launches(window, measured), *_code(window, measured, told), *notes]
+    verdict = _together(questions, told, notes, len(window))
     if verdict.verdict != SLOWER and any(judgement.verdict == UNSTABLE for judgement in verdict.judgements):
         note = "the accepted runs lie too far apart to judge by: --dynamo-accept begins anew"
         return replace(verdict, notes=(*verdict.notes, note))
@@ -134,20 +131,21 @@ def judge_revisions(base: Sequence[Run], head: Sequence[Run], allowed: float | N
     if not base or not head:
         return SpeedVerdict(NO_BASELINE, notes=("it was timed in one of the revisions only",))
     questions = _questions([*base, *head])
-    told: list[Judgement | None] = []
+    judged: list[Judgement | None] = []
     for question in questions:
         sides = [[question.read(run.measurement) for run in runs] for runs in (base, head)]
         then, now = ([value for value in side if value is not None] for side in sides)
         if len(then) < len(base) or len(now) < len(head):
-            told.append(None)
+            judged.append(None)
             continue
         middle, limit = statistics.median(then), max(question.together, allowed or 0.0)
         change = statistics.median(now) / middle - 1
         verdict = NOT_SLOWER if change <= limit else SLOWER if min(now) > max(then) else UNSTABLE
-        told.append(Judgement(question.name, question.metric, statistics.median(now), middle, change, limit, verdict))
+        judged.append(Judgement(question.name, question.metric, statistics.median(now), middle, change, limit, verdict))
     measured = head[-1].measurement
-    notes = [*_launches(base, measured), *_code(base, measured, told)]
-    if any(judgement is not None and judgement.verdict == UNSTABLE for judgement in told):
+    told, notes = _agreed(questions, judged)
+    notes = [*_launches(base, measured), *_code(base, measured, told), *notes]
+    if any(judgement.verdict == UNSTABLE for judgement in told):
         notes.append("some processes of the two revisions were as fast: the machine is too restless")
     return _together(questions, told, notes, len(base))
 
@@ -156,24 +154,36 @@ def _questions(runs: Sequence[Run]) -> tuple[Question, ...]:
     """What is to be judged, which is the same for all runs of a comparison."""
     if all(run.measurement.launch_bound is None and run.measurement.compiled.host is None for run in runs):
         return ON_CPU
-    return (DEVICE_TIME, HOST) if any(run.measurement.launch_bound for run in runs) else (TIME,)
+    if not any(run.measurement.launch_bound for run in runs):
+        return (TIME,)
+    fixed = all(HOST_CANARY in run.measurement.canaries for run in runs)
+    return (DEVICE_TIME, HOST, HOST_TO_LAUNCHES) if fixed else (DEVICE_TIME, HOST)
+
+
+def _agreed(questions: Sequence[Question], judged: Sequence[Judgement | None]) -> tuple[list[Judgement], list[str]]:
+    """What was judged, where a metric calls slower only what the others of its question do too; and notes of that."""
+    told, notes = [judgement for judgement in judged if judgement is not None], []
+    for name in dict.fromkeys(judgement.question for judgement in told) if questions is not ON_CPU else ():
+        if {one.verdict for one in told if one.question == name} >= {SLOWER, NOT_SLOWER}:
+            told = [replace(one, verdict=NOT_SLOWER) if one.question == name else one for one in told]
+            notes.append(f"the metrics of {name} disagree: the host is busy with something else")
+    return told, notes
 
 
 def _together(
-    questions: Sequence[Question], judged: Sequence[Judgement | None], notes: Sequence[str], runs: int
+    questions: Sequence[Question], told: Sequence[Judgement], notes: Sequence[str], runs: int
 ) -> SpeedVerdict:
-    """One verdict of all questions. On a CPU, where all ask the same, they have to agree."""
-    told = tuple(judgement for judgement in judged if judgement is not None)
+    """One verdict of all questions. On a CPU, where all ask the same, nobody knows if they disagree."""
     verdicts = {judgement.verdict for judgement in told}
     notes = list(notes)
     if questions is ON_CPU:
-        if verdicts == {SLOWER, NOT_SLOWER}:
+        if verdicts >= {SLOWER, NOT_SLOWER}:
             verdicts = {UNSTABLE}
             notes.append("time and its ratios to fixed work disagree: the machine is busy with something else")
-    elif len(told) < len(questions):
+    elif DEVICE_TIME in questions and not any(judgement.metric == DEVICE_TIME.metric for judgement in told):
         notes.append("device time was not measured in all runs: GPU work is not judged")
     verdict = next((one for one in (SLOWER, UNSTABLE, NOT_SLOWER) if one in verdicts), UNSTABLE)
-    return SpeedVerdict(verdict, told, tuple(notes), runs)
+    return SpeedVerdict(verdict, tuple(told), tuple(notes), runs)
 
 
 def limit_of(values: Sequence[float], question: Question, *, elsewhere: bool = False) -> tuple[float, float]:
@@ -221,9 +231,8 @@ def _launches(window: Sequence[Run], measured: Measurement) -> list[str]:
     return [f"{now} kernels are launched per call, {then} before"] if None not in (now, then) and now != then else []
 
 
-def _code(window: Sequence[Run], measured: Measurement, judged: Sequence[Judgement | None]) -> list[str]:
+def _code(window: Sequence[Run], measured: Measurement, told: Sequence[Judgement]) -> list[str]:
     """Whether a move comes with other kernels, or with the machine."""
-    told = [judgement for judgement in judged if judgement is not None]
     if not any(judgement.verdict == SLOWER or judgement.change < -judgement.limit for judgement in told):
         return []
     known = [(run.measurement.code, run.measurement.compiled.kernels) for run in window]

@@ -23,6 +23,10 @@ SCHEMA = 1
 LAUNCH_BOUND = 0.8
 
 
+#: The fixed work that the host takes longer to issue than the GPU to do.
+HOST_CANARY = "launches"
+
+
 def launch_bound(device_time: float | None, time: float, host: float | None = None) -> bool | None:
     """Whether the GPU waits for the host in a good part of a call; None: not known.
 
@@ -101,6 +105,15 @@ class Measurement:
         eager, compiled = self.eager.host or self.eager.time, self.compiled.host or self.compiled.time
         return compiled.median / eager.median
 
+    def beside(self, name: str) -> Times | None:
+        """What is held against fixed work: compiled's time, or the host's where that work is bound by it."""
+        return self.compiled.host if name == HOST_CANARY else self.compiled.time
+
+    def to_canary(self, name: str) -> float | None:
+        """The ratio of that to fixed work in the same process; None: not measured."""
+        canary, own = self.canaries.get(name), self.beside(name)
+        return own.median / canary if canary and own is not None else None
+
     @property
     def memory_ratio(self) -> float | None:
         """Peak memory of compiled over that of eager; None: not measured, or eager needs none."""
@@ -145,9 +158,10 @@ def middle(measurements: Sequence[Measurement]) -> Measurement:
     if eager.host is not None and compiled.host is not None:
         eager = replace(eager, host=replace(eager.host, median=compiled.host.median / ratio))
     canaries = {}
-    for name in first.canaries:
-        ratios = [one.compiled.time.median / one.canaries[name] for one in measurements if one.canaries.get(name)]
-        canaries[name] = compiled.time.median / statistics.median(ratios) if ratios else first.canaries[name]
+    for name, canary in first.canaries.items():
+        ratios = [found for one in measurements if (found := one.to_canary(name))]
+        own = replace(first, compiled=compiled).beside(name)
+        canaries[name] = own.median / statistics.median(ratios) if ratios and own is not None else canary
     return replace(first, eager=eager, compiled=compiled, canaries=canaries)
 
 

@@ -96,6 +96,30 @@ def test_launch_bound_code_is_judged_by_busy_time_and_by_the_ratio_to_eager() ->
     assert [(j.question, j.verdict) for j in told.judgements] == [("GPU work", NOT_SLOWER), ("host overhead", SLOWER)]
 
 
+def test_host_overhead_has_to_show_against_fixed_launches_too() -> None:
+    """A ratio to eager moves with the machine as well; two ratios at once hardly do."""
+
+    def beside(launches: float, ratio: float = 0.5, busy: float = 0.3) -> Run:
+        return run(1.0, busy, ratio=ratio, canaries={"launches": launches})
+
+    window = [beside(0.1) for _ in range(10)]
+    told = judge(window, beside(0.1 / 1.3, ratio=0.65))
+    assert told.verdict == SLOWER
+    assert [j.metric for j in told.judgements] == ["device time", "ratio to eager", "ratio to fixed launches"]
+    for alone in (beside(0.1, ratio=0.65), beside(0.1 / 1.3)):
+        told = judge(window, alone)
+        assert told.verdict == NOT_SLOWER
+        assert {j.verdict for j in told.judgements} == {NOT_SLOWER}
+        assert told.notes == ("the metrics of host overhead disagree: the host is busy with something else",)
+        told = judge(
+            window, replace(alone, measurement=replace(alone.measurement, compiled=run(1.0, 0.36).measurement.compiled))
+        )
+        assert [j.metric for j in told.judgements if j.verdict == SLOWER] == ["device time"]
+    told = judge([*window[:-1], run(1.0, 0.3)], beside(0.1 / 1.3, ratio=0.65))
+    assert told.verdict == SLOWER  # by the ratio to eager alone, as the launches were not timed in all runs
+    assert len(told.judgements) == 2
+
+
 def test_gpu_work_of_launch_bound_code_without_a_profiler_is_not_judged() -> None:
     told = judge([run(1.0, 0.3)], replace(run(1.0, 0.3), measurement=run(1.0, None).measurement))
     assert [j.question for j in told.judgements] == ["host overhead"]

@@ -67,7 +67,9 @@ def measurement(name: str, measured: dict[str, Any], host: str | None) -> Measur
     speedup = eager.time.median / compiled.time.median
     issuing = compiled.host.median if host == "issuing" and compiled.host is not None else None
     bound = launch_bound(compiled.device_time, compiled.time.median, issuing)
-    return Measurement(eager, compiled, speedup, speedup, speedup, bound, "reduce-overhead" in name)
+    canaries = {canary: milliseconds / 1e3 for canary, milliseconds in measured.get("canaries", {}).items()}
+    replayed = "reduce-overhead" in name
+    return Measurement(eager, compiled, speedup, speedup, speedup, bound, replayed, canaries=canaries)
 
 
 def slowed(run: Run, part: float, what: str) -> Run:
