@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ _LEFT_OUT = {
 #: Options that are left out with the next word, if that is no option and selects no tests.
 _MAY_TAKE = frozenset({"--benchmark-compare", "--benchmark-histogram"})
 #: pytest's own options that take the next word, which may be the name of a file too.
-_TAKING = frozenset({"-k", "-m", "-p", "-c", "-o", "-W", "-r"})
+_TAKING = {
+    *("-k", "-m", "-p", "-c", "-o", "-W", "-r", "--rootdir", "--confcutdir", "--config-file", "--log-file"),
+    *("--ignore", "--ignore-glob", "--deselect"),
+}
 #: Such as ``-n4``, in one word.
 _SPREAD = re.compile(r"-n(\d+|auto|logical)")
 REPORT = "report.json"
@@ -42,7 +46,7 @@ PATIENCE = 600.0
 
 def command(config: pytest.Config, nodeid: str, folder: Path) -> list[str]:
     """The command that runs one test alone, with the options of this run; what it writes is in ``folder``."""
-    words = list(kept(config.invocation_params.args, set(_positional(config))))
+    words = list(kept(config.invocation_params.args, _positional(config)))
     words += [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
     alone = ["-n0"] if config.pluginmanager.hasplugin("xdist") else []
     file, _, rest = nodeid.partition("::")
@@ -57,25 +61,41 @@ def _positional(config: pytest.Config) -> Sequence[str]:
     return getattr(config.option, "file_or_dir", None) or ()
 
 
-def kept(args: Sequence[str | os.PathLike[str]], positional: set[str]) -> list[str]:
+def kept(args: Sequence[str | os.PathLike[str]], positional: Sequence[str]) -> list[str]:
     """Options of a command line without what it selects by position, saves, or spreads."""
+    words = [str(word) for word in args]
+    selecting = _selecting(words, positional)
     found: list[str] = []
     skip = 0
     before = ""
-    for word in map(str, args):
+    for place, word in enumerate(words):
         name, equals, _ = word.partition("=")
         if skip:
             skip -= 1
-        elif before in _MAY_TAKE and not word.startswith("-") and word not in positional:
+        elif before in _MAY_TAKE and not word.startswith("-") and place not in selecting:
             word = ""
         elif name in _MAY_TAKE:
             pass
         elif name in _LEFT_OUT:
             skip = 0 if equals else _LEFT_OUT[name]
-        elif before in _TAKING or not (_SPREAD.fullmatch(word) or word in positional):
+        elif before in _TAKING or not (_SPREAD.fullmatch(word) or place in selecting):
             found.append(word)
         before = word
     return found
+
+
+def _selecting(words: Sequence[str], positional: Sequence[str]) -> set[int]:
+    """Places of positional words: as many of equal words as there are, for the others are values of options."""
+    left = Counter(positional)
+    places: set[int] = set()
+    before = ["", *words]
+    # What follows a long option may be its value. Otherwise the last are taken: options mostly come first.
+    for place in sorted(range(len(words)), key=lambda n: (before[n].startswith("--") and "=" not in before[n], -n)):
+        valued = before[place] in _TAKING or _LEFT_OUT.get(before[place]) == 1
+        if left[words[place]] and not valued:
+            left[words[place]] -= 1
+            places.add(place)
+    return places
 
 
 def times_again(config: pytest.Config, nodeid: str, count: int) -> list[Measurement]:

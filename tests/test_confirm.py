@@ -49,12 +49,36 @@ from pytest_dynamo.measurement import middle
     ],
 )
 def test_kept_words(words: str, left: str) -> None:
-    positional = {"tests/test_a.py", "tests", "test_a.py"}
+    positional = ["tests/test_a.py", "tests", "test_a.py"]
     assert kept(words.split(), positional) == left.split()
 
 
 def test_paths_as_words() -> None:
-    assert kept([Path("tests"), "-x"], {"tests"}) == ["-x"]
+    assert kept([Path("tests"), "-x"], ["tests"]) == ["-x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "positional", "left"),
+    [
+        ("--rootdir . .", ".", "--rootdir ."),
+        (". --rootdir .", ".", "--rootdir ."),
+        ("-x . --rootdir .", ".", "-x --rootdir ."),
+        (". -x --rootdir . .", ". .", "-x --rootdir ."),
+        ("--rootdir .", "", "--rootdir ."),
+        ("--rootdir=. .", ".", "--rootdir=."),
+        ("--unknown tests tests", "tests", "--unknown tests"),
+        ("tests --unknown tests -x", "tests", "--unknown tests -x"),
+        ("-x tests --unknown tests", "tests", "-x --unknown tests"),
+        ("--unknown-flag tests", "tests", "--unknown-flag"),
+        ("--ignore tests/old tests --deselect tests/old", "tests", "--ignore tests/old --deselect tests/old"),
+        ("--dynamo-json tests tests", "tests", ""),
+        ("-x tests --junitxml tests", "tests", "-x"),
+        ("-q a b a", "a b a", "-q"),
+    ],
+)
+def test_a_value_that_is_equal_to_a_positional_word(words: str, positional: str, left: str) -> None:
+    """Each positional word goes once: the option's value stays."""
+    assert kept(words.split(), positional.split()) == left.split()
 
 
 def configuration(*words: str, plugins: tuple[str, ...] = ("xdist", "cacheprovider"), ini: bool = True) -> Any:
@@ -81,6 +105,13 @@ def test_the_command() -> None:
             "/project/sub/test_a.py::Test::test[a b]",
         ),
     ]
+
+
+def test_a_folder_that_is_an_option_and_selected() -> None:
+    config = configuration("--rootdir", ".", ".")
+    config.option.file_or_dir = ["."]
+    found = confirm.command(config, "test_a.py::test", Path("/new"))
+    assert found[3:7] == ["--rootdir", ".", "--rootdir=/project", "-c"]
 
 
 def test_the_command_without_other_plugins() -> None:
@@ -185,12 +216,12 @@ def test_the_middle_is_that_of_the_ratios_too() -> None:
 @pytest.mark.parametrize(
     ("args", "positional", "expected"),
     [
-        (["--benchmark-compare", "0001", "test_d.py"], {"test_d.py"}, []),
-        (["--benchmark-compare", "test_d.py"], {"test_d.py"}, []),
-        (["--benchmark-compare", "--dynamo-max-breaks=0"], set(), ["--dynamo-max-breaks=0"]),
-        (["--benchmark-histogram", "-k", "test_f"], set(), ["-k", "test_f"]),
-        (["--benchmark-histogram=x", "-v"], set(), ["-v"]),
+        (["--benchmark-compare", "0001", "test_d.py"], ["test_d.py"], []),
+        (["--benchmark-compare", "test_d.py"], ["test_d.py"], []),
+        (["--benchmark-compare", "--dynamo-max-breaks=0"], [], ["--dynamo-max-breaks=0"]),
+        (["--benchmark-histogram", "-k", "test_f"], [], ["-k", "test_f"]),
+        (["--benchmark-histogram=x", "-v"], [], ["-v"]),
     ],
 )
-def test_options_with_a_word_that_may_be_left_out(args: list[str], positional: set[str], expected: list[str]) -> None:
+def test_options_with_a_word_that_may_be_left_out(args: list[str], positional: list[str], expected: list[str]) -> None:
     assert confirm.kept(args, positional) == expected
