@@ -9,6 +9,8 @@ import contextlib
 import json
 import math
 import os
+import time
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ MARKS = "dynamo-accepted.jsonl"
 #: Of each line in `MARKS`.
 FORMAT = 1
 _VERDICTS = (SLOWER, NOT_SLOWER, UNSTABLE, NO_BASELINE, None)
+#: Nanoseconds after which a file's times tell whether it was written again: they are coarse.
+SETTLED = 2_000_000_000
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
 #: Test and fingerprint: the runs that may be compared with each other.
@@ -78,14 +82,45 @@ def series_of(nodeid: str, fingerprint: Mapping[str, str]) -> Series:
 
 
 def read(folder: Path) -> Storage:
-    """Read all runs below a storage folder of pytest-benchmark; what can't be read becomes a problem."""
+    """Read all runs below a storage folder of pytest-benchmark; what can't be read becomes a problem.
+
+    Every benchmark of a process asks for them, so that files are not read again until one is another.
+    """
+    now = time.time_ns()
+    files = {
+        path: _state(path) for path in sorted({*folder.glob("*.json"), *folder.glob("*/*.json")}) if path.is_file()
+    }
+    known, storage = _known.get(folder, (None, Storage()))
+    if known == files:
+        return storage
+    storage = _read(folder, files)
+    _known.clear()
+    if all(state is not None and now - max(state[-2:]) > SETTLED for state in files.values()):
+        _known[folder] = files, storage
+    return storage
+
+
+_State = tuple[int, ...]
+#: The folder that was read last, unless one of its files had just been written.
+_known: dict[Path, tuple[dict[Path, _State | None], Storage]] = {}
+
+
+def _state(path: Path) -> _State | None:
+    """What is another once a file has been written or replaced, its times last; None: not known."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _read(folder: Path, files: Iterable[Path]) -> Storage:
     runs: list[Run] = []
     problems: list[str] = []
-    for path in sorted({*folder.glob("*.json"), *folder.glob("*/*.json")}):
-        if path.is_file():
-            found = read_file(path, path.relative_to(folder).as_posix())
-            runs += found.runs
-            problems += found.problems
+    for path in files:
+        found = read_file(path, path.relative_to(folder).as_posix())
+        runs += found.runs
+        problems += found.problems
     runs.sort(key=lambda run: (_when(run.datetime), run.source.rpartition("/")[2], run.source))
     first: dict[tuple[Series, str, str], str] = {}  # a copy of a file does not count twice
     once = [

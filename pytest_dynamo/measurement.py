@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import types
 import typing
@@ -165,6 +166,12 @@ def middle(measurements: Sequence[Measurement]) -> Measurement:
     return replace(first, eager=eager, compiled=compiled, canaries=canaries)
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Types of a dataclass's fields. Python compiles them from their text each time, which takes most of reading."""
+    return typing.get_type_hints(kind)
+
+
 def _build(kind: Any, value: Any) -> Any:
     """Make ``kind`` out of its JSON form, and refuse values of other types."""
     origin = typing.get_origin(kind)
@@ -180,12 +187,12 @@ def _build(kind: Any, value: Any) -> Any:
             raise TypeError(f"{value!r} is not a dict")
         inner = typing.get_args(kind)[1]
         return {name: item if inner is Any else _build(inner, item) for name, item in value.items()}
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not a dict")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         known = {name: _build(hints[name], item) for name, item in value.items() if name in hints}
-        return kind(**known)  # type: ignore[operator]
+        return kind(**known)
     if kind in (int, float, str, bool):
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or isinstance(value, bool) is not (kind is bool):

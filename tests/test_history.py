@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import typing
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -170,6 +172,92 @@ def test_damaged_foreign_and_future_files_are_named_and_left_as_they_are(tmp_pat
     assert told["0017_date.json"] == f"{TEST}: left out, Invalid isoformat string: 'yesterday'"
     assert told["0018_entry.json"].startswith("benchmark 1: left out, ")
     assert told["0019_verdict.json"] == f"{TEST} and 2 more: left out, schema 1 has no verdict 'fine'"
+
+
+# -- reading again --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read from now on. All count as written long ago."""
+    names: list[str] = []
+    real = history.read_file
+
+    def read_file(path: Path, source: str) -> history.Storage:
+        names.append(path.name)
+        return real(path, source)
+
+    monkeypatch.setattr(history, "read_file", read_file)
+    monkeypatch.setattr(history, "SETTLED", -1)
+    return names
+
+
+def test_files_are_read_once_until_one_changes(tmp_path: Path, files_read: list[str]) -> None:
+    series(tmp_path, [1e-3] * 3)
+    (tmp_path / "0009_damaged.json").write_text("{")
+    first = history.read(tmp_path)
+    assert (len(first.runs), len(first.problems), len(files_read)) == (3, 1, 4)
+    # What is damaged is named again.
+    assert history.read(tmp_path) == first
+    assert len(files_read) == 4
+
+
+def test_types_of_fields_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding them for each entry took most of the time of reading."""
+    store(tmp_path, 1, entry(run="aa"))
+    history.read(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(typing, "get_type_hints", fail)
+    store(tmp_path, 2, entry(run="bb"))
+    assert [run.run for run in history.read(tmp_path).runs] == ["aa", "bb"]
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "new", "gone", "moved"])
+def test_a_change_is_seen(tmp_path: Path, files_read: list[str], change: str) -> None:
+    """Also where size and time of writing are the same."""
+    path = store(tmp_path, 1, entry(run="aa"))
+    store(tmp_path, 2, entry(run="bb"))
+    assert [run.run for run in history.read(tmp_path).runs] == ["aa", "bb"]
+    before = path.stat()
+    if change == "written":
+        sleep(0.05)  # longer than the times of files are coarse
+        path.write_text(path.read_text().replace('"aa"', '"cc"'))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_size == before.st_size
+    elif change == "replaced":
+        other = tmp_path / "other"
+        other.write_text(path.read_text().replace('"aa"', '"cc"'))
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.replace(other, path)
+    elif change == "new":
+        store(tmp_path, 3, entry(run="cc"))
+    elif change == "gone":
+        path.unlink()
+    else:
+        path.rename(path.with_name("0008_run.json"))
+    told = {"written": ["cc", "bb"], "replaced": ["cc", "bb"], "new": ["aa", "bb", "cc"], "gone": ["bb"]}
+    found = history.read(tmp_path).runs
+    assert [run.run for run in found] == told.get(change, ["aa", "bb"])
+    assert all((tmp_path / run.source).is_file() for run in found)
+
+
+def test_another_folder_is_another_storage(tmp_path: Path, files_read: list[str]) -> None:
+    for name in ("a", "b", "a"):
+        store(tmp_path / name, 1, entry(run=name))
+        assert [run.run for run in history.read(tmp_path / name).runs] == [name]
+
+
+def test_a_file_that_was_just_written_is_read_again(tmp_path: Path) -> None:
+    """It may be written again before the clock of the file system goes on."""
+    path = store(tmp_path, 1, entry(run="aa"))
+    text, before = path.read_text(), path.stat()
+    for name in ("bb", "cc", "dd"):
+        path.write_text(text.replace('"aa"', f'"{name}"'))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert [run.run for run in history.read(tmp_path).runs] == [name]
 
 
 # -- the window -----------------------------------------------------------------------------------
