@@ -32,7 +32,7 @@ PROCESSES = 3
 def main(base: str, head: str, pytest_args: Sequence[str]) -> int:
     """Return 1 if a benchmark of ``head`` is slower than in ``base``, 2 if that can't be found out, 0 otherwise.
 
-    Raises HistoryError for what is no revision, or no repository.
+    Raises HistoryError for what is no revision, or no repository, or where a revision lacks the current folder.
     """
     top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
     inside = Path.cwd().resolve().relative_to(top.resolve())
@@ -40,6 +40,9 @@ def main(base: str, head: str, pytest_args: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pytest-dynamo-") as folder:
         sides: list[list[list[Run]]] = [[], []]
         with _worktree(top, Path(folder, "base"), commits[0]), _worktree(top, Path(folder, "head"), commits[1]):
+            for name, place in ((base, "base"), (head, "head")):
+                if not Path(folder, place, inside).is_dir():
+                    raise HistoryError(f"{name} has no folder {inside}: start in one that both revisions have")
             for number in range(PROCESSES):
                 # The order alternates: what drifts meets both.
                 for side in (0, 1) if number % 2 == 0 else (1, 0):

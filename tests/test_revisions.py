@@ -92,6 +92,23 @@ def test_what_is_no_revision(repository: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"pytest-dynamo: nowhere is no revision of {repository.resolve()}\n"
 
 
+@pytest.mark.parametrize("names", ["HEAD~1..HEAD", "HEAD..HEAD~1"])
+def test_a_folder_that_one_revision_lacks(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: str
+) -> None:
+    folder = repository / "new" / "tests"
+    folder.mkdir(parents=True)
+    (folder / "test_new.py").write_text("")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "new")
+    monkeypatch.chdir(folder)
+    assert cli.main(["compare", names]) == 2
+    assert capsys.readouterr().err == (
+        "pytest-dynamo: HEAD~1 has no folder new/tests: start in one that both revisions have\n"
+    )
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
 def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
