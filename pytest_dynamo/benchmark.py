@@ -49,6 +49,7 @@ from pytest_dynamo.record import Memory
 from pytest_dynamo.record import Observation
 from pytest_dynamo.start import Arguments
 from pytest_dynamo.start import Start
+from pytest_dynamo.start import put_back
 from pytest_dynamo.testrun import TestRun
 from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import speed_findings
@@ -163,7 +164,7 @@ class CompiledBenchmark:
     ) -> Run | None:
         """Time both sides from the state of before the call, which is put back afterwards, and keep the samples."""
         run = self._run
-        with _again(checker, arguments) as given, compiling(run, "timing"):
+        with _again(checker, arguments, setup) as given, compiling(run, "timing"):
             calls = _Calls(checker.fn, _marked(checker.compiled(), self._variant), given, setup)
             try:
                 measured, samples = self._measure(checker, calls, plan, device, code)
@@ -224,6 +225,8 @@ class CompiledBenchmark:
                 busy.append(profiling.profile(call, device, seconds) if known else profiling.Busy(None, None, None))
         with timing.no_garbage_collection():
             for _, call, around in timed:
+                if calls.setup is not None:
+                    calls.before()
                 with around():
                     peaks.append(profiling.peak_bytes(call, device))
         sides = []
@@ -279,7 +282,7 @@ class CompiledBenchmark:
         if verdict.verdict == SLOWER and not accepting:
             verdict = self._confirmed(window, entry, verdict, allowed)
         assert run.benchmark is not None
-        run.benchmark["verdict"] = verdict.verdict
+        run.speed = verdict.verdict
         measured = entry.measurement
         run.memory = Memory(measured.eager.peak_bytes, measured.compiled.peak_bytes, measured.memory_ratio)
         run.kernels = measured.compiled.launches
@@ -409,10 +412,17 @@ def _marked(fast: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _again(checker: Checker, arguments: Arguments) -> Iterator[Arguments]:
-    """Clones of the arguments to call with as often as one likes; state is put back afterwards."""
-    start = Start(checker.fn, arguments)
-    start.run_eager()  # finds out what the call changes
-    start.rewind()  # random numbers too, which that has drawn
-    with start.again() as given:
-        yield given
+def _again(checker: Checker, arguments: Arguments, setup: Callable[[], Any] | None = None) -> Iterator[Arguments]:
+    """Arguments to call with as often as one likes; all is put back afterwards.
+
+    They are clones; with a setup they are its own or the caller's, in which it may change something before each call.
+    """
+    with contextlib.ExitStack() as stack:
+        if setup is not None:
+            stack.enter_context(put_back(checker.fn, arguments))
+            arguments = _given(setup()) or arguments
+        start = Start(checker.fn, arguments)
+        start.run_eager()  # finds out what the call changes
+        start.rewind()  # random numbers too, which that has drawn
+        clones = stack.enter_context(start.again(often=True))
+        yield clones if setup is None else arguments

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pytest_dynamo.measurement import HOST_CANARY
-from pytest_dynamo.timing import Elapsed
 
 
 class CpuClock:
@@ -32,8 +31,8 @@ class CpuClock:
     def stop(self) -> None:
         self._sum += perf_counter() - self._began
 
-    def elapsed(self) -> Elapsed:
-        found, self._sum = Elapsed(self._sum), 0.0
+    def elapsed(self) -> float:
+        found, self._sum = self._sum, 0.0
         return found
 
 
@@ -45,11 +44,7 @@ TIMES_L2 = 4
 
 
 class CudaClock:
-    """Times by pairs of events on the current stream of a GPU, and by the host.
-
-    A sample lasts as long as the slower of the two takes: the device from its first to its last kernel, or the host
-    to issue them.
-    """
+    """Times by pairs of events on the current stream of a GPU."""
 
     queues = True
 
@@ -57,7 +52,6 @@ class CudaClock:
         self._device = device
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._used = 0
-        self._began = self._host = 0.0
         size = TIMES_L2 * torch.cuda.get_device_properties(device).L2_cache_size
         self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
 
@@ -75,19 +69,16 @@ class CudaClock:
                 self._record(event)  # torch makes an event when it is recorded for the first time
             self._pairs.append(pair)
         self._record(self._pairs[self._used][0])
-        self._began = perf_counter()
 
     def stop(self) -> None:
-        self._host += perf_counter() - self._began
         self._record(self._pairs[self._used][1])
         self._used += 1
 
-    def elapsed(self) -> Elapsed:
+    def elapsed(self) -> float:
         torch.cuda.synchronize(self._device)
-        device = sum(first.elapsed_time(last) for first, last in self._pairs[: self._used]) / 1000  # milliseconds
-        host, self._host, self._used = self._host, 0.0, 0
-        # Where the host is slower, the device spent the first part of a call on what was issued before it.
-        return Elapsed(max(device, host), host)
+        used, self._used = self._used, 0
+        milliseconds: float = sum(first.elapsed_time(last) for first, last in self._pairs[:used])
+        return milliseconds / 1000
 
     def _record(self, event: torch.cuda.Event) -> None:
         event.record(torch.cuda.current_stream(self._device))

@@ -23,6 +23,8 @@ from pytest_dynamo.kept import LeftGradients
 from pytest_dynamo.state import CopyBeforeWrite
 from pytest_dynamo.state import Random
 from pytest_dynamo.state import State
+from pytest_dynamo.state import copied
+from pytest_dynamo.state import fill
 from pytest_dynamo.state import fingerprint
 from pytest_dynamo.state import fingerprints
 from pytest_dynamo.state import holders
@@ -233,17 +235,34 @@ class Start:
         self.random.restore()
 
     @contextmanager
-    def again(self) -> Iterator[Arguments]:
-        """Be at the start once more, with fresh arguments; afterwards everything is as it was found."""
+    def again(self, *, often: bool = False) -> Iterator[Arguments]:
+        """Be at the start once more, with fresh arguments; afterwards everything is as it was found.
+
+        ``often``: for many calls, of which later ones may change what the one that eager made did not.
+        """
         random, contents, state = Random(), self._mode.current(), State(self.owners)
+        # What changes nothing at all and draws no random numbers is the same in each call.
+        more = self._unwritten() if often and (self._mode.before or self.changed or self._mode.draws) else {}
         arguments = self._pristine()
         self.rewind()
         try:
             yield arguments
         finally:
             self._mode.put(contents)
+            for key, (storage, content) in more.items():
+                if not torch.equal(self._untouched[key], fingerprint(storage)):
+                    fill(storage, content)
             state.restore()
             random.restore()
+
+    def _unwritten(self) -> dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]]:
+        """Storages of state that eager did not write to, each with a copy."""
+        kept: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for tensor in self._tensors:
+            key = _torch.storage_key(tensor)
+            if key is not None and key in self._untouched and key not in kept:
+                kept[key] = (tensor.untyped_storage(), copied(tensor.untyped_storage()))
+        return kept
 
     def _pristine(self) -> Arguments:
         """Arguments as they were at the start, though eager may have changed its clones."""
@@ -258,6 +277,27 @@ class Start:
             self._mode.swap(self._clone_contents)
             changed.restore()
             _give(grads)
+
+
+@contextmanager
+def put_back(fn: Callable[..., Any], arguments: Arguments) -> Iterator[None]:
+    """Put back afterwards what arguments and state hold, whoever changes it."""
+    owners = inputs.owners(fn, arguments)
+    state = State([*owners, *holders(arguments)])
+    tensors = [*state.tensors(), *(value for value in inputs.walk(arguments) if isinstance(value, torch.Tensor))]
+    grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    kept: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+    for tensor in (*tensors, *(grad for _, grad in grads if grad is not None)):
+        key = _torch.storage_key(tensor)
+        if key is not None and key not in kept:
+            kept[key] = (tensor.untyped_storage(), copied(tensor.untyped_storage()))
+    try:
+        yield
+    finally:
+        for storage, content in kept.values():
+            fill(storage, content)
+        state.restore()
+        _give(grads)
 
 
 def _give(grads: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:

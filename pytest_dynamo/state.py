@@ -94,7 +94,7 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
         """Exchange what storages that were split off hold with ``contents``."""
         for key, content in contents.items():
             held = self._off[key].clone()
-            _fill(self._off[key], content)
+            fill(self._off[key], content)
             contents[key] = held
 
     def current(self) -> dict[int, torch.UntypedStorage]:
@@ -103,10 +103,17 @@ class CopyBeforeWrite(_torch.dispatch_mode()):  # type: ignore[misc]
 
     def put(self, contents: dict[int, torch.UntypedStorage]) -> None:
         for key, content in contents.items():
-            _fill(self.before[key][0], content)
+            fill(self.before[key][0], content)
 
 
-def _fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
+def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A copy in the memory of the host, which is no burden for a GPU."""
+    found: torch.UntypedStorage = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+    return found
+
+
+def fill(storage: torch.UntypedStorage, content: torch.UntypedStorage) -> None:
+    """Let a storage hold what another one holds, without touching autograd's version counters."""
     if storage.nbytes() != content.nbytes():
         storage.resize_(content.nbytes())
     storage.copy_(content)

@@ -120,6 +120,8 @@ class TestRun:
         self.progress: Callable[..., AbstractContextManager[None]] = lambda nodeid, doing="": nullcontext()
         #: What `compiled_benchmark` measured, as it lies in pytest-benchmark's storage too.
         self.benchmark: dict[str, Any] | None = None
+        #: How fast the benchmark was; in what is stored once the test has ended, and not if that is interrupted.
+        self.speed: str | None = None
         #: The same, to be judged by and to be accepted.
         self.entry: Run | None = None
         #: Of eager code, in seconds per call.

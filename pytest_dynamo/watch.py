@@ -257,7 +257,9 @@ class TestWatcher:
         if run.benchmark is not None:
             assert run.entry is not None
             if (call.excinfo is not None or report.outcome == "failed") and not _only_slower(run, call):
-                run.benchmark["verdict"] = None  # in the storage already: wrong is no baseline, however fast
+                run.speed = None  # in the storage already: wrong is no baseline, however fast
+            if report.when != "setup":
+                run.benchmark["verdict"] = run.speed
             if report.when == "teardown":
                 self.eager_samples[run.nodeid] = run.eager_samples
                 self.benchmarks.append(replace(run.entry, verdict=run.benchmark["verdict"]))

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,13 @@ def test_an_interrupted_confirmation_leaves_no_verdict(baseline):
 
 
 # -- verdicts -------------------------------------------------------------------------------------
+
+
+def test_a_test_interrupted_after_its_benchmark_leaves_no_verdict(baseline):
+    """Nobody knows what the rest of it would have found."""
+    baseline.append("test_it.py", "    raise KeyboardInterrupt\n")
+    baseline.run(STORE, json_report=False, subprocess=True)
+    assert baseline.verdicts() == ["no baseline", None]
 
 
 def test_not_slower(baseline):
@@ -952,6 +960,136 @@ def test_a_training_step(benches, optimizer):
     run = benches.run(STORE)
     run.result.assert_outcomes(passed=1)
     assert len(benches.dynamo()) == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        # Writes to another buffer from the third call on.
+        """
+        def forward(self, x):
+            y = self.linear(x)
+            self.calls += 1
+            if self.calls > 2:
+                self.center.copy_(y.detach().mean(0))
+            return y - self.center
+        """,
+        # Steps each fourth call, with gradients that it gathers.
+        """
+        def forward(self, x):
+            self.linear(x).square().mean().backward()
+            self.calls += 1
+            if self.calls % 4 == 0:
+                with torch.no_grad():
+                    self.linear.weight -= self.linear.weight.grad
+            return x + 1
+        """,
+        # Now and then, and nothing else.
+        """
+        def forward(self, x):
+            if torch.rand(()) > 0.9:
+                self.center += 1
+            return x + 1
+        """,
+    ],
+    ids=["later", "gathers", "random"],
+)
+def test_what_only_later_calls_change_is_put_back(benches, model):
+    benches.test(
+        f"""
+        import pytest, torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(8, 8)
+                self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+                self.register_buffer("center", torch.zeros(8))
+{textwrap.indent(textwrap.dedent(model), 12 * " ")}
+        @pytest.mark.compiled(backend="eager", max_breaks=None)
+        def test_speed(compiled_benchmark):
+            torch.manual_seed(0)
+            model = Model()
+            weight = model.linear.weight.detach().clone()
+            compiled_benchmark(model, torch.ones(4, 8))
+            assert model.calls <= 1
+            assert not model.center.any()
+            assert torch.equal(model.linear.weight, weight)
+        """
+    )
+    benches.real_times()
+    run = benches.run(STORE)
+    run.result.assert_outcomes(passed=1)
+    assert len(benches.dynamo()) == 1
+
+
+def test_setup_fills_what_the_call_uses_up(benches):
+    """It may do so in the arguments that were given; they end as the one compared call left them."""
+    benches.test(
+        """
+        import pytest, torch
+
+        @torch.compiler.disable
+        def note(todo):
+            with open("seen", "a") as file:
+                file.write(f"{len(todo)} ")
+
+        def drain(todo, x):
+            note(todo)
+            while todo:
+                x = x * todo.pop()
+            return x
+
+        @pytest.mark.compiled(backend="eager", max_breaks=None)
+        def test_speed(compiled_benchmark):
+            todo, x = [], torch.ones(4)
+            def setup():
+                todo[:] = [2.0] * 3
+            compiled_benchmark.pedantic(drain, (todo, x), setup=setup, rounds=5)
+            assert todo == []
+        """
+    )
+    benches.real_times()
+    benches.run(STORE).result.assert_outcomes(passed=1)
+    assert set((benches.path / "seen").read_text().split()) == {"3"}
+
+
+def test_what_setup_returns_is_as_one_call_left_it(benches):
+    benches.test(
+        """
+        import pytest, torch
+
+        def count(x):
+            return x.add_(1)
+
+        @pytest.mark.compiled(backend="eager")
+        def test_speed(compiled_benchmark):
+            x = torch.zeros(4)
+            compiled_benchmark.pedantic(count, setup=lambda: ((x,), {}), rounds=5)
+            assert x.tolist() == [1.0] * 4
+        """
+    )
+    benches.real_times()
+    benches.run(STORE).result.assert_outcomes(passed=1)
+
+
+def test_setup_comes_before_the_call_whose_memory_is_measured(benches):
+    """As on a GPU, where that calls once more."""
+    benches.append("conftest.py", "patch.setattr(profiling, 'peak_bytes', lambda call, device: (call(), 1)[1])\n")
+    benches.test(
+        """
+        import pytest, torch
+
+        def take(queue, x):
+            return x * queue.pop()
+
+        @pytest.mark.compiled(backend="eager")
+        def test_speed(compiled_benchmark):
+            compiled_benchmark.pedantic(take, setup=lambda: (([2.0], torch.ones(4)), {}), rounds=5)
+        """
+    )
+    benches.real_times()
+    benches.run(STORE).result.assert_outcomes(passed=1)
 
 
 # -- without use ----------------------------------------------------------------------------------
