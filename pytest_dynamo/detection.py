@@ -156,8 +156,11 @@ def _questions(runs: Sequence[Run]) -> tuple[Question, ...]:
         return ON_CPU
     if not any(run.measurement.launch_bound for run in runs):
         return (TIME,)
-    fixed = all(HOST_CANARY in run.measurement.canaries for run in runs)
-    return (DEVICE_TIME, HOST, HOST_TO_LAUNCHES) if fixed else (DEVICE_TIME, HOST)
+    if not all(HOST_CANARY in run.measurement.canaries for run in runs):
+        return (DEVICE_TIME, HOST)
+    # A ratio to eager tells nothing where eager launches something else than before.
+    same = len({(run.measurement.eager.launches, run.measurement.eager.kernels) for run in runs}) == 1
+    return (DEVICE_TIME, HOST, HOST_TO_LAUNCHES) if same else (DEVICE_TIME, HOST_TO_LAUNCHES)
 
 
 def _agreed(questions: Sequence[Question], judged: Sequence[Judgement | None]) -> tuple[list[Judgement], list[str]]:
@@ -166,7 +169,7 @@ def _agreed(questions: Sequence[Question], judged: Sequence[Judgement | None]) -
     for name in dict.fromkeys(judgement.question for judgement in told) if questions is not ON_CPU else ():
         if {one.verdict for one in told if one.question == name} >= {SLOWER, NOT_SLOWER}:
             told = [replace(one, verdict=NOT_SLOWER) if one.question == name else one for one in told]
-            notes.append(f"the metrics of {name} disagree: the host is busy with something else")
+            notes.append(f"the metrics of {name} disagree: the machine or eager code changed as well")
     return told, notes
 
 
@@ -179,7 +182,10 @@ def _together(
     if questions is ON_CPU:
         if verdicts >= {SLOWER, NOT_SLOWER}:
             verdicts = {UNSTABLE}
-            notes.append("time and its ratios to fixed work disagree: the machine is busy with something else")
+            notes.append(
+                "time and its ratios to fixed work disagree: the machine is busy with something else, "
+                "or was when runs were accepted (then --dynamo-accept begins anew)"
+            )
     elif DEVICE_TIME in questions and not any(judgement.metric == DEVICE_TIME.metric for judgement in told):
         notes.append("device time was not measured in all runs: GPU work is not judged")
     verdict = next((one for one in (SLOWER, UNSTABLE, NOT_SLOWER) if one in verdicts), UNSTABLE)
