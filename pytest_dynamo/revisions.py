@@ -27,6 +27,8 @@ from pytest_dynamo.measurement import middle
 
 #: Processes of each revision.
 PROCESSES = 3
+#: Names the file in which a process tells what it imported.
+IMPORTED = "PYTEST_DYNAMO_IMPORTED"
 
 
 def main(base: str, head: str, pytest_args: Sequence[str]) -> int:
@@ -34,8 +36,8 @@ def main(base: str, head: str, pytest_args: Sequence[str]) -> int:
 
     Raises HistoryError for what is no revision, or no repository, or where a revision lacks the current folder.
     """
-    top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
-    inside = Path.cwd().resolve().relative_to(top.resolve())
+    top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel")).resolve()
+    inside = Path.cwd().resolve().relative_to(top)
     commits = [_commit(top, name) for name in (base, head)]
     with tempfile.TemporaryDirectory(prefix="pytest-dynamo-") as folder:
         sides: list[list[list[Run]]] = [[], []]
@@ -48,7 +50,7 @@ def main(base: str, head: str, pytest_args: Sequence[str]) -> int:
                 for side in (0, 1) if number % 2 == 0 else (1, 0):
                     name = ("base", "head")[side]
                     _tell(f"timing {(base, head)[side]}, process {number + 1} of {PROCESSES}")
-                    sides[side].append(_timed(Path(folder), name, inside, commits[side], pytest_args))
+                    sides[side].append(_timed(Path(folder), name, top, inside, commits[side], pytest_args))
     return report(sides[0], sides[1], f"{head} ({commits[1][:9]}) against {base} ({commits[0][:9]})")
 
 
@@ -108,18 +110,29 @@ def _worktree(top: Path, folder: Path, commit: str) -> Iterator[None]:
         )
 
 
-def _timed(scratch: Path, name: str, inside: Path, commit: str, pytest_args: Sequence[str]) -> list[Run]:
+def _timed(scratch: Path, name: str, top: Path, inside: Path, commit: str, pytest_args: Sequence[str]) -> list[Run]:
     """Run the benchmarks of a worktree in a fresh process."""
     root = scratch / name
-    file = scratch / f"{name}.json"
-    file.unlink(missing_ok=True)
+    file, imported = scratch / f"{name}.json", scratch / f"{name}.imported.json"
+    for old in (file, imported):
+        old.unlink(missing_ok=True)
     # Before what is installed, which may be the working tree of somebody.
-    paths = [str(path) for path in (root / "src", root / inside, root) if path.is_dir()]
+    ours = [root / place for entry in sys.path if (place := _place(Path(entry), top)) is not None]
+    paths = [str(path) for path in dict.fromkeys((root / "src", root / inside, root, *ours)) if path.is_dir()]
     before = os.environ.get("PYTHONPATH")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *([before] if before else [])])}
-    words = [sys.executable, "-m", "pytest", "--benchmark-only", *pytest_args, "-q", "-p", "no:cacheprovider"]
-    words += [f"--dynamo-json={file}", "--dynamo-confirm=0", f"--benchmark-storage=file://{scratch / 'storage'}"]
+    words = [sys.executable, "-m", "pytest", "--benchmark-only", *(_moved(word, top, root) for word in pytest_args)]
+    words += ["-q", "-p", "no:cacheprovider", "-p", __name__, f"--dynamo-json={file}", "--dynamo-confirm=0"]
+    words += [f"--benchmark-storage=file://{scratch / 'storage'}"]
+    env[IMPORTED] = str(imported)
     done = subprocess.run(words, cwd=root / inside, env=env, capture_output=True, text=True, check=False)
+    strays = _strays(imported, top, root)
+    if strays:
+        more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
+        raise HistoryError(
+            f"{name} can't be timed: {strays[0]}{more} came from the working tree, not from the revision "
+            "(by an absolute path, a link or an editable install)"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         found = [record for record in data["records"] if record["benchmark"]]
@@ -133,6 +146,42 @@ def _timed(scratch: Path, name: str, inside: Path, commit: str, pytest_args: Seq
         if record["outcome"] not in ("passed", "skipped", "xfailed"):
             _tell(f"{name}: {record['nodeid']} {record['outcome']}: it is not compared")
     return runs
+
+
+def _place(path: Path, top: Path) -> Path | None:
+    """Where a path is below the top folder, as it is written or by its links; None: elsewhere."""
+    for found in (Path(os.path.normpath(path)), path.resolve()):
+        if found.is_relative_to(top):
+            return found.relative_to(top)
+    return None
+
+
+def _moved(word: str, top: Path, root: Path) -> str:
+    """A word for pytest, with an absolute path below the top folder moved into a worktree.
+
+    From an absolute path pytest takes the conftest files and the folder for imports too.
+    """
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path, colons, node = value.partition("::")
+    place = _place(Path(path), top) if os.path.isabs(path) else None
+    return word if place is None else f"{option}{equals}{root / place}{colons}{node}"
+
+
+def pytest_unconfigure() -> None:
+    """In the process of a revision, whose plugin this is: tell the files of all modules."""
+    if IMPORTED in os.environ:
+        modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+        files = {found["__file__"] for found in modules if isinstance(found.get("__file__"), str)}
+        Path(os.environ[IMPORTED]).write_text(json.dumps(sorted(files)), encoding="utf-8")
+
+
+def _strays(imported: Path, top: Path, root: Path) -> list[Path]:
+    """Files that were imported from the working tree though the worktree has them, as places below the top folder."""
+    # It is not there if pytest did not start, or if the revision is one of this plugin that can't tell yet.
+    files = json.loads(imported.read_text(encoding="utf-8")) if imported.is_file() else []
+    found = [path for path in map(Path.resolve, map(Path, files)) if not path.is_relative_to(root.resolve())]
+    places = [path.relative_to(top) for path in found if path.is_relative_to(top)]
+    return [place for place in places if (root / place).exists()]
 
 
 def _run(nodeid: str, benchmark: dict[str, object], commit: str) -> Run:

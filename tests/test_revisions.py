@@ -87,6 +87,66 @@ def test_a_slower_revision(repository: Path, capsys: pytest.CaptureFixture[str])
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
+def test_an_absolute_path_is_that_of_each_revision(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "mod.py").write_text(FILES["mod.py"].replace("1.0", "12.0"))
+    git(repository, "commit", "-qam", "slower")
+    assert cli.main(["compare", "HEAD~1..HEAD", "--", f"{repository / 'test_mod.py'}::test_double"]) == 1
+    assert "1.000 ms -> 12.00 ms" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "moved"),
+    [
+        ("{top}/tests", "{root}/tests"),
+        ("{top}", "{root}"),
+        ("{top}/a/../tests/test_a.py::Test::test[a=b]", "{root}/tests/test_a.py::Test::test[a=b]"),
+        ("{link}/tests", "{root}/tests"),
+        ("--rootdir={top}/tests", "--rootdir={root}/tests"),
+        ("--deselect={top}/tests/test_a.py::test", "--deselect={root}/tests/test_a.py::test"),
+        ("{top}-other/tests", "{top}-other/tests"),
+        ("tests/test_a.py::test", "tests/test_a.py::test"),
+        ("-x", "-x"),
+        ("--tb=short", "--tb=short"),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_words_for_pytest(tmp_path: Path, word: str, moved: str) -> None:
+    top = tmp_path.resolve() / "top"
+    (top / "tests").mkdir(parents=True)
+    names = {"top": top, "root": tmp_path / "root", "link": tmp_path / "link"}
+    names["link"].symlink_to(top)
+    assert revisions._moved(word.format(**names), top, names["root"]) == moved.format(**names)
+
+
+def test_the_working_tree_is_not_timed_instead(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever way its path gets to pytest."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", str(repository / "test_mod.py"))
+    assert cli.main(["compare", "HEAD..HEAD"]) == 2
+    assert (
+        "pytest-dynamo: base can't be timed: conftest.py and 2 more came from the working tree, not from the revision"
+    ) in capsys.readouterr().err
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_folders_for_imports_are_those_of_each_revision(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as one that an editable install adds."""
+    folder = repository / "python"
+    folder.mkdir()
+    git(repository, "mv", "mod.py", "python/mod.py")
+    git(repository, "commit", "-qm", "moved")
+    (folder / "mod.py").write_text(FILES["mod.py"].replace("1.0", "1.5"))
+    git(repository, "commit", "-qam", "slower")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
+    assert cli.main(["compare", "HEAD~1..HEAD"]) == 1
+    assert "1.000 ms -> 1.500 ms" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_no_revision(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "HEAD..nowhere"]) == 2
     assert capsys.readouterr().err == f"pytest-dynamo: nowhere is no revision of {repository.resolve()}\n"
