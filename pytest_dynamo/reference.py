@@ -273,13 +273,14 @@ def within_rounding(
     finite = torch.isfinite(c)
     overflown = int((finite & ~torch.isfinite(e)).sum().item())
     honest = finite & torch.isfinite(e)
-    if not bool(honest.any()):
+    if not bool(finite.any()):
         return Verdict(None, None, "no finite values")
     runs = [e, *(other.detach().to(wide).flatten() for other in others)]
     eps, least = torch.finfo(eager.dtype).eps, torch.finfo(eager.dtype).smallest_normal * torch.finfo(eager.dtype).eps
     size = _rms(r[finite])
     usable = [honest & torch.isfinite(run) for run in runs]
     errors = [run[where] - r[where] for run, where in zip(runs, usable) if bool(where.any())]
+    errors = errors or [torch.zeros_like(r[:1])]  # of an eager that overflows everywhere nothing is excused
     eager_error = max(_rms(error) for error in errors)
     compiled_error = _rms(c[finite] - r[finite])
     near = eps * r[finite].abs() + least + eps * size

@@ -289,6 +289,21 @@ def test_overflow_of_eager_is_excused():
     assert within_rounding(nan, eager, exact).passed is False
 
 
+def test_eager_may_overflow_everywhere():
+    """Compiled code that keeps some elements finite has to be right in them, with nothing of eager's to excuse it."""
+    exact = torch.full((64,), 1e6, dtype=torch.float64)
+    exact[:3] = torch.tensor([11025.0, 3.0, 60000.0])
+    eager = torch.full((64,), float("inf")).half()
+    compiled = eager.clone()
+    compiled[:3] = exact[:3].half()
+    verdict = within_rounding(compiled, eager, exact)
+    assert verdict.passed
+    assert "eager overflows in 3 elements, compiled does not" in verdict.note
+    compiled[1] = 4000.0
+    assert within_rounding(compiled, eager, exact).passed is False
+    assert within_rounding(eager, eager, exact).note == "no finite values"
+
+
 def test_steps_of_subnormal_numbers():
     """Below the smallest normal number a step is absolute."""
     exact = torch.full((64,), 3 * 2.0**-24, dtype=torch.float64)
