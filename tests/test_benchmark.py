@@ -967,28 +967,40 @@ def test_a_training_step(benches, optimizer):
     [
         # Writes to another buffer from the third call on.
         """
-        def forward(self, x):
-            y = self.linear(x)
+        @torch.compiler.disable
+        def follow(self, y):
             self.calls += 1
             if self.calls > 2:
                 self.center.copy_(y.detach().mean(0))
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.follow(y)
             return y - self.center
         """,
         # Steps each fourth call, with gradients that it gathers.
         """
-        def forward(self, x):
-            self.linear(x).square().mean().backward()
+        @torch.compiler.disable
+        def step(self):
             self.calls += 1
             if self.calls % 4 == 0:
                 with torch.no_grad():
                     self.linear.weight -= self.linear.weight.grad
+
+        def forward(self, x):
+            self.linear(x).square().mean().backward()
+            self.step()
             return x + 1
         """,
         # Now and then, and nothing else.
         """
-        def forward(self, x):
+        @torch.compiler.disable
+        def maybe(self):
             if torch.rand(()) > 0.9:
                 self.center += 1
+
+        def forward(self, x):
+            self.maybe()
             return x + 1
         """,
     ],
