@@ -149,7 +149,7 @@ class CompiledBenchmark:
         if self._clock is not None and not self._benchmark.disabled:
             replay.keep_out(self._benchmark)  # an old pytest-benchmark: it would time beside other workers
             return
-        with _again(checker, arguments) as (args, kwargs), compiling(self._run):
+        with _again(checker, arguments, self._run) as (args, kwargs), compiling(self._run):
             self._benchmark(_marked(checker.compiled(), self._variant), *args, **kwargs)
             self._run.take_for(checker.function)
 
@@ -164,7 +164,7 @@ class CompiledBenchmark:
     ) -> Run | None:
         """Time both sides from the state of before the call, which is put back afterwards, and keep the samples."""
         run = self._run
-        with _again(checker, arguments, setup) as given, compiling(run, "timing"):
+        with _again(checker, arguments, run, setup) as given, compiling(run, "timing"):
             calls = _Calls(checker.fn, _marked(checker.compiled(), self._variant), given, setup)
             try:
                 measured, samples = self._measure(checker, calls, plan, device, code)
@@ -412,7 +412,9 @@ def _marked(fast: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _again(checker: Checker, arguments: Arguments, setup: Callable[[], Any] | None = None) -> Iterator[Arguments]:
+def _again(
+    checker: Checker, arguments: Arguments, run: TestRun, setup: Callable[[], Any] | None = None
+) -> Iterator[Arguments]:
     """Arguments to call with as often as one likes; all is put back afterwards.
 
     They are clones; with a setup they are its own or the caller's, in which it may change something before each call.
@@ -424,5 +426,7 @@ def _again(checker: Checker, arguments: Arguments, setup: Callable[[], Any] | No
         start = Start(checker.fn, arguments)
         start.run_eager()  # finds out what the call changes
         start.rewind()  # random numbers too, which that has drawn
-        clones = stack.enter_context(start.again(often=True))
-        yield clones if setup is None else arguments
+        known = len(start.notes)
+        with start.again(often=True) as clones:
+            yield clones if setup is None else arguments
+        run.notes.update(dict.fromkeys(f"{checker.name}: {note}" for note in start.notes[known:]))

@@ -49,6 +49,10 @@ class Outcome:
     gradients: Gradients | None = None
 
 
+#: Bytes of state that is kept lest later calls change it.
+KEPT = 1 << 30
+
+
 @dataclass
 class Written:
     """A tensor from before the call that eager changed, and what it held afterwards."""
@@ -238,31 +242,40 @@ class Start:
     def again(self, *, often: bool = False) -> Iterator[Arguments]:
         """Be at the start once more, with fresh arguments; afterwards everything is as it was found.
 
-        ``often``: for many calls, of which later ones may change what the one that eager made did not.
+        ``often``: for many calls, of which later ones may change what the one that eager made did not. Of that
+        `KEPT` bytes are put back, and notes tell of the rest.
         """
         random, contents, state = Random(), self._mode.current(), State(self.owners)
         # What changes nothing at all and draws no random numbers is the same in each call.
-        more = self._unwritten() if often and (self._mode.before or self.changed or self._mode.draws) else {}
+        later = self._unwritten() if often and (self._mode.before or self.changed or self._mode.draws) else []
         arguments = self._pristine()
         self.rewind()
         try:
             yield arguments
         finally:
             self._mode.put(contents)
-            for key, (storage, content) in more.items():
-                if not torch.equal(self._untouched[key], fingerprint(storage)):
+            for tensor, before, content in later:
+                storage = tensor.untyped_storage()
+                if torch.equal(before, fingerprint(storage)):
+                    continue
+                if content is None:
+                    self.notes.append(f"{self._names[id(tensor)]} is not as one call leaves it: others changed it")
+                else:
                     fill(storage, content)
             state.restore()
             random.restore()
 
-    def _unwritten(self) -> dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]]:
-        """Storages of state that eager did not write to, each with a copy."""
-        kept: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        for tensor in self._tensors:
-            key = _torch.storage_key(tensor)
-            if key is not None and key in self._untouched and key not in kept:
-                kept[key] = (tensor.untyped_storage(), copied(tensor.untyped_storage()))
-        return kept
+    def _unwritten(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.UntypedStorage | None]]:
+        """Tensors of state that eager did not write to, each with a fingerprint and, if there is room, a copy."""
+        found, room = [], KEPT
+        tensors = {_torch.storage_key(tensor): tensor for tensor in reversed(self._tensors)}
+        for key, before in self._untouched.items():
+            tensor = tensors.get(key)
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                room -= storage.nbytes()
+                found.append((tensor, before, copied(storage) if room >= 0 else None))
+        return found
 
     def _pristine(self) -> Arguments:
         """Arguments as they were at the start, though eager may have changed its clones."""

@@ -1036,6 +1036,49 @@ def test_what_only_later_calls_change_is_put_back(benches, model):
     assert len(benches.dynamo()) == 1
 
 
+def test_large_state_that_later_calls_change_is_told(benches):
+    """A model of many gigabytes is not copied because of a cache beside it; that it stays as it is can be seen."""
+    benches.append("conftest.py", "from pytest_dynamo import start\npatch.setattr(start, 'KEPT', 0)\n")
+    benches.test(
+        """
+        import pytest, torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                for name in ("calls", "center", "large"):
+                    self.register_buffer(name, torch.zeros(8))
+
+            def forward(self, x):
+                self.calls += 1
+                self.center += torch.relu(self.calls[0] - 2)
+                return x + self.large
+
+        class Later(Model):
+            @torch.compiler.disable
+            def follow(self):
+                if self.calls[0] > 2:
+                    self.center += 1
+
+            def forward(self, x):
+                self.calls += 1
+                self.follow()
+                return x + self.large
+
+        @pytest.mark.compiled(backend="eager", max_breaks=None)
+        @pytest.mark.parametrize("model", [Model, Later])
+        def test_speed(compiled_benchmark, model):
+            compiled_benchmark(model(), torch.ones(8))
+        """
+    )
+    benches.real_times()
+    run = benches.run(STORE)
+    run.result.assert_outcomes(passed=2)
+    told = "buffer center is not as one call leaves it: others changed it"
+    assert not any(told in note for note in run.record("test_speed[eager-Model]")["notes"])
+    assert f"Later: {told}" in run.record("test_speed[eager-Later]")["notes"]
+
+
 def test_setup_fills_what_the_call_uses_up(benches):
     """It may do so in the arguments that were given; they end as the one compared call left them."""
     benches.test(
