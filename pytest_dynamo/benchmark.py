@@ -205,7 +205,7 @@ class CompiledBenchmark:
         found = timing.measure(
             calls.eager,
             calls.compiled,
-            clocks.CudaClock(device) if device.type == "cuda" else clocks.CpuClock(),
+            clocks.clock_of(device),
             plan,
             compilations=compilations,
             setup=None if calls.setup is None else calls.before,

@@ -84,6 +84,11 @@ class CudaClock:
         event.record(torch.cuda.current_stream(self._device))
 
 
+def clock_of(device: torch.device) -> CpuClock | CudaClock:
+    """The clock of a device."""
+    return CudaClock(device) if device.type == "cuda" else CpuClock()
+
+
 def canaries(device: torch.device) -> dict[str, Callable[[], Any]]:
     """Fixed small work, by name, which tells the state of the machine: of its cores, of its memory and of its host.
 

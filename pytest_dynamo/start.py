@@ -202,12 +202,18 @@ class Start:
 
     def meddled(self) -> Iterator[str]:
         """Names of the tensors of state that differ from the start though eager did not change them."""
+        for tensor, before in self._unwritten():
+            if not torch.equal(before, fingerprint(tensor.untyped_storage())):
+                yield self._names[id(tensor)]
+
+    def _unwritten(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors of state that eager did not write to, one for each storage, with the fingerprint of that."""
         # Of the tensors that share a storage, the first has the name that reports use.
         tensors = {_torch.storage_key(tensor): tensor for tensor in reversed(self._tensors)}
         for key, before in self._untouched.items():
             tensor = tensors.get(key)
-            if tensor is not None and not torch.equal(before, fingerprint(tensor.untyped_storage())):
-                yield self._names[id(tensor)]
+            if tensor is not None:
+                yield tensor, before
 
     @property
     def number_dtype(self) -> torch.dtype:
@@ -247,7 +253,7 @@ class Start:
         """
         random, contents, state = Random(), self._mode.current(), State(self.owners)
         # What changes nothing at all and draws no random numbers is the same in each call.
-        later = self._unwritten() if often and (self._mode.before or self.changed or self._mode.draws) else []
+        later = self._copies() if often and (self._mode.before or self.changed or self._mode.draws) else []
         arguments = self._pristine()
         self.rewind()
         try:
@@ -265,16 +271,13 @@ class Start:
             state.restore()
             random.restore()
 
-    def _unwritten(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.UntypedStorage | None]]:
+    def _copies(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.UntypedStorage | None]]:
         """Tensors of state that eager did not write to, each with a fingerprint and, if there is room, a copy."""
         found, room = [], KEPT
-        tensors = {_torch.storage_key(tensor): tensor for tensor in reversed(self._tensors)}
-        for key, before in self._untouched.items():
-            tensor = tensors.get(key)
-            if tensor is not None:
-                storage = tensor.untyped_storage()
-                room -= storage.nbytes()
-                found.append((tensor, before, copied(storage) if room >= 0 else None))
+        for tensor, before in self._unwritten():
+            storage = tensor.untyped_storage()
+            room -= storage.nbytes()
+            found.append((tensor, before, copied(storage) if room >= 0 else None))
         return found
 
     def _pristine(self) -> Arguments:

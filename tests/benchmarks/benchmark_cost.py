@@ -23,7 +23,7 @@ from typing import Any
 import sampling
 
 
-#: Seconds at most, by ``criteria``.
+#: Seconds at most, beside compiling, of all but the first of a process.
 LIMITS = {"resnet50": 3.0, "small": 1.5}
 REPEATS = 2
 SUMS = ("test", "compiling", "rest")
@@ -147,9 +147,9 @@ def about(device: str) -> dict[str, Any]:
     if device == "cuda":
         import torch
 
-        facts["gpu"] = torch.cuda.get_device_name()
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        facts["driver"] = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        from pytest_dynamo.environment import environment
+
+        facts["gpu"], facts["driver"] = torch.cuda.get_device_name(), environment()["driver"]
     return facts
 
 

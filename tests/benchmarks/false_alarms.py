@@ -4,9 +4,9 @@ Each file holds runs of the same workloads in fresh processes, as ``data/h200_aa
 ``event`` and ``host`` time in milliseconds for eager and compiled, and ``kernel`` as (busy milliseconds,
 launches). ``host`` is elapsed until the GPU has finished, or what the host needs to issue the call if the run says
 ``"host": "issuing"``. Every run is held against every set of other runs as its window, of every size; "pairs" are
-windows of one run. Beside it stands the rule "5 % over the last run" on event medians. With ``--confirm`` a suspect is
-judged by the median of itself and two more runs that are not in its window, as confirming in fresh processes does.
-``--planted`` shows how often code is caught that takes so much longer (scaled, so no measurement).
+windows of one run. Beside it stands the rule "5 % over the last run" on event medians, and how often code is caught
+that takes so much longer (scaled, so no measurement). A second table judges a suspect by the median of itself and two
+more runs that are not in its window, as confirming in fresh processes does.
 
     python tests/benchmarks/false_alarms.py [FILE ...] [--out results/false_alarms.txt]
 """

@@ -154,9 +154,13 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
             first = time.perf_counter() - began
             began = time.perf_counter()
-            clock = clocks.CudaClock(device) if device.type == "cuda" else clocks.CpuClock()
             timed = timing.measure(
-                eager, compiled, clock, timing.Plan(), compilations=compilations, canaries=clocks.canaries(device)
+                eager,
+                compiled,
+                clocks.clock_of(device),
+                timing.Plan(),
+                compilations=compilations,
+                canaries=clocks.canaries(device),
             )
             sides = {"eager": timed.eager, "compiled": timed.compiled}
             busy = {
@@ -234,12 +238,15 @@ def profiler_sum(compiled: Callable[[], Any], calls: int = 30) -> float:
 
 def busy_or_elapsed(measured: dict[str, Any]) -> float:
     """Milliseconds of GPU time of a call: busy where it is launch-bound, as the rule judges it."""
-    busy, elapsed = measured["kernel"]["compiled"][0], statistics.median(measured["event"]["compiled"])
-    return float(busy if busy and busy < 0.8 * elapsed else elapsed)
+    from pytest_dynamo.measurement import launch_bound
+
+    busy = measured["kernel"]["compiled"][0] or None  # none on a CPU
+    elapsed, host = (statistics.median(measured[kind]["compiled"]) for kind in ("event", "host"))
+    return float(busy if launch_bound(busy, elapsed, host) else elapsed)
 
 
 def calibrate(first: dict[str, Any], milliseconds: float) -> dict[str, Any]:
-    """What to plant in each workload at first: elements of the extra pass, or seconds on the host."""
+    """What to plant in each workload at first: elements of the extra pass, or turns of a loop."""
     plan: dict[str, Any] = {}
     for key, heads in HEADS.items():
         for head in heads if key in first else ():
@@ -290,7 +297,7 @@ def pass_over_memory(device: str) -> float:
 
     source = torch.ones(MANY, device=device)
     call = lambda: source * 1.5  # noqa: E731
-    clock = clocks.CudaClock(torch.device(device)) if device == "cuda" else clocks.CpuClock()
+    clock = clocks.clock_of(torch.device(device))
     return timing.measure(call, call, clock, timing.Plan(), compilations=int).compiled.times.median * 1e3
 
 
