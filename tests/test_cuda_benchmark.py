@@ -26,7 +26,7 @@ def work(a, b):
 @pytest.mark.compiled({marker})
 def test_speed(compiled_benchmark):
     torch.manual_seed(0)
-    a, b = (torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(2))
+    a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(2))
     with torch.no_grad():
         compiled_benchmark(work, a, b)
 """
@@ -66,7 +66,7 @@ def test_an_entry_of_a_gpu(benches: Benches) -> None:
     assert compiled["host"]["median"] < compiled["time"]["median"]
     assert compiled["launches"] == eager["launches"] == 8 + 1
     assert compiled["kernels"] != eager["kernels"]
-    size = 2048 * 2048 * 2
+    size = 4096 * 4096 * 2
     assert 2 * size <= compiled["peak_bytes"] <= 3 * size
     assert set(found["canaries"]) == {"matmul", "copy", "launches"}
     record = run.record("test_speed[inductor]")
@@ -107,7 +107,7 @@ def test_a_training_step_on_a_gpu(benches: Benches) -> None:
         """
         import pytest, torch
 
-        @pytest.mark.compiled(max_breaks=1)
+        @pytest.mark.compiled(max_breaks=3)  # zero_grad, backward and step, in releases that trace none of them
         def test_speed(compiled_benchmark):
             torch.manual_seed(0)
             model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
@@ -188,4 +188,4 @@ def test_the_second_gpu_is_timed_where_the_work_is_there(benches: Benches) -> No
     found = measured(benches)
     assert found["launch_bound"] is False
     assert found["compiled"]["device_time"] == pytest.approx(found["compiled"]["time"]["median"], rel=0.1)
-    assert found["compiled"]["peak_bytes"] >= 2048 * 2048 * 2
+    assert found["compiled"]["peak_bytes"] >= 4096 * 4096 * 2

@@ -679,7 +679,8 @@ def test_the_clock_of_the_gpu_times_matmuls() -> None:
     assert found.speedup_low <= found.speedup <= found.speedup_high
     assert found.eager.host is not None
     assert found.eager.host_times is not None
-    assert found.eager.host_times.median > found.eager.times.median * 0.95
+    # To launch one product takes the host a fraction of what the GPU needs for it.
+    assert 1e-6 < found.eager.host_times.median < found.eager.times.median / 2
     assert 1e-5 < found.canaries["matmul"].times.median < 1e-3
     assert found.canaries["matmul"].times.median == pytest.approx(found.compiled.times.median, rel=0.3)
     assert 1e-5 < found.canaries["copy"].times.median < 1e-3
@@ -725,11 +726,21 @@ def test_work_is_timed_and_not_its_launch() -> None:
 
 @pytest.mark.cuda
 def test_a_small_input_is_read_from_memory_each_time() -> None:
-    """8 MB fit into the L2 cache."""
-    x = torch.rand(2 << 20, device="cuda")
-    call = lambda: x.sin()  # noqa: E731
-    cold, warm = (
-        measure(call, call, CudaClock(torch.device("cuda")), Plan(l2=l2), compilations=nothing).compiled.times.median
-        for l2 in ("cold", "warm")
-    )
-    assert cold > 1.15 * warm
+    """16 MB fit into the L2 cache of a large GPU: what was just read is read faster, unless a flush lies between."""
+    x = torch.rand(4 << 20, device="cuda")
+    clock = CudaClock(torch.device("cuda"))
+
+    def seconds(*, warm: bool) -> float:
+        found = []
+        for _ in range(30):
+            clock.flush()  # in both, so that the GPU is busy while the host launches the sum
+            if warm:
+                x.sum()
+            clock.start()
+            x.sum()
+            clock.stop()
+            found.append(clock.elapsed())
+        return statistics.median(found)
+
+    seconds(warm=True)
+    assert seconds(warm=False) > 1.1 * seconds(warm=True)
