@@ -250,6 +250,7 @@ class CompiledBenchmark:
             compile_seconds=compiled_seconds.seconds,
             cold=compiled_seconds.cold,
             canaries={name: samples.times.median for name, samples in found.canaries.items()},
+            ratios=found.ratios,
             conditions={"before": conditions.to_json(), "after": after.to_json()},
             unstable=machine.unstable_reasons(conditions, after),
         )

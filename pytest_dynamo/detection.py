@@ -2,8 +2,8 @@
 
 Two questions are asked apart. *GPU work* is judged by elapsed time, or by the time that the GPU is busy where code
 is launch-bound: elapsed time of such code moves by half between processes though nothing changed. *Host
-overhead* is judged for launch-bound code only, by what the host needs to issue a call: its ratio to that of eager code
-and to that of fixed launches, timed in the same process, have to agree. On a CPU elapsed time decides, if its
+overhead* is judged for launch-bound code only, by what the host needs to issue a call: by its ratio to that of eager
+code, timed in the same process, which that to fixed launches has to bear out. On a CPU elapsed time decides, if its
 ratio to the times of fixed work beside it agrees.
 
 A run is slower when it lies beyond the middle of the accepted ones by more than a floor, and beyond the slowest of
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from functools import partial
 
+from pytest_dynamo.measurement import EAGER
 from pytest_dynamo.measurement import HOST_CANARY
 from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.measurement import Run
@@ -49,10 +50,16 @@ class Question:
     outlier: float
     #: How far processes of two revisions may lie apart that ran alternately on one machine.
     together: float
+    #: Asked beside another metric of the same question, which it only has to bear out: its noise does not count.
+    bears_out: bool = False
 
 
 def _time(measured: Measurement) -> float:
     return measured.compiled.time.median
+
+
+def _ratio_to(name: str) -> Callable[[Measurement], float | None]:
+    return lambda measured: measured.ratios.get(name)
 
 
 _gpu = partial(Question, "GPU work", floors=(0.15, 0.05, 0.02), outlier=0.10, together=0.03)
@@ -60,13 +67,14 @@ _cpu = partial(Question, "CPU work", floors=(0.30, 0.20, 0.10), outlier=0.30, to
 TIME = _gpu("time", _time)
 DEVICE_TIME = _gpu("device time", lambda measured: measured.compiled.device_time)
 _host = partial(Question, "host overhead", floors=(0.30, 0.20, 0.10), outlier=0.30, together=0.15)
-HOST = _host("ratio to eager", lambda measured: measured.ratio)
-HOST_TO_LAUNCHES = _host("ratio to fixed launches", lambda measured: measured.to_canary(HOST_CANARY))
+HOST = _host("ratio to eager", _ratio_to(EAGER))
+HOST_TO_LAUNCHES = _host("ratio to fixed launches", _ratio_to(HOST_CANARY))
+HOST_TO_LAUNCHES_TOO = replace(HOST_TO_LAUNCHES, floors=(0.10, 0.10, 0.10), together=0.10, bears_out=True)
 #: On a CPU other work disturbs more: the time has to be longer by itself and relatively to fixed work beside it.
 ON_CPU = (
     _cpu("time", _time),
-    _cpu("time to that of a fixed matmul", lambda measured: measured.to_canary("matmul")),
-    _cpu("time to that of a fixed copy", lambda measured: measured.to_canary("copy")),
+    _cpu("time to that of a fixed matmul", _ratio_to("matmul")),
+    _cpu("time to that of a fixed copy", _ratio_to("copy")),
 )
 
 
@@ -140,7 +148,8 @@ def judge_revisions(base: Sequence[Run], head: Sequence[Run], allowed: float | N
             continue
         middle, limit = statistics.median(then), max(question.together, allowed or 0.0)
         change = statistics.median(now) / middle - 1
-        verdict = NOT_SLOWER if change <= limit else SLOWER if min(now) > max(then) else UNSTABLE
+        apart = question.bears_out or min(now) > max(then)
+        verdict = NOT_SLOWER if change <= limit else SLOWER if apart else UNSTABLE
         judged.append(Judgement(question.name, question.metric, statistics.median(now), middle, change, limit, verdict))
     measured = head[-1].measurement
     told, notes = _agreed(questions, judged)
@@ -156,11 +165,11 @@ def _questions(runs: Sequence[Run]) -> tuple[Question, ...]:
         return ON_CPU
     if not any(run.measurement.launch_bound for run in runs):
         return (TIME,)
-    if not all(HOST_CANARY in run.measurement.canaries for run in runs):
+    if not all(HOST_CANARY in run.measurement.ratios for run in runs):
         return (DEVICE_TIME, HOST)
     # A ratio to eager tells nothing where eager launches something else than before.
     same = len({(run.measurement.eager.launches, run.measurement.eager.kernels) for run in runs}) == 1
-    return (DEVICE_TIME, HOST, HOST_TO_LAUNCHES) if same else (DEVICE_TIME, HOST_TO_LAUNCHES)
+    return (DEVICE_TIME, HOST, HOST_TO_LAUNCHES_TOO) if same else (DEVICE_TIME, HOST_TO_LAUNCHES)
 
 
 def _agreed(questions: Sequence[Question], judged: Sequence[Judgement | None]) -> tuple[list[Judgement], list[str]]:
@@ -179,15 +188,16 @@ def _together(
     """One verdict of all questions. On a CPU, where all ask the same, nobody knows if they disagree."""
     verdicts = {judgement.verdict for judgement in told}
     notes = list(notes)
-    if questions is ON_CPU:
-        if verdicts >= {SLOWER, NOT_SLOWER}:
-            verdicts = {UNSTABLE}
-            notes.append(
-                "time and its ratios to fixed work disagree: the machine is busy with something else, "
-                "or was when runs were accepted (then --dynamo-accept begins anew)"
-            )
-    elif DEVICE_TIME in questions and not any(judgement.metric == DEVICE_TIME.metric for judgement in told):
-        notes.append("device time was not measured in all runs: GPU work is not judged")
+    if questions is ON_CPU and verdicts >= {SLOWER, NOT_SLOWER}:
+        verdicts = {UNSTABLE}
+        notes.append(
+            "time and its ratios to fixed work disagree: the machine is busy with something else, "
+            "or was when runs were accepted (then --dynamo-accept begins anew)"
+        )
+    judged = {judgement.question for judgement in told}
+    for name in dict.fromkeys(question.name for question in questions if question.name not in judged):
+        metrics = " and ".join(question.metric for question in questions if question.name == name)
+        notes.append(f"{metrics} was not measured in all runs: {name} is not judged")
     verdict = next((one for one in (SLOWER, UNSTABLE, NOT_SLOWER) if one in verdicts), UNSTABLE)
     return SpeedVerdict(verdict, tuple(told), tuple(notes), runs)
 
@@ -203,6 +213,8 @@ def limit_of(values: Sequence[float], question: Question, *, elsewhere: bool = F
     logs = sorted(math.log(value) for value in values)
     few = question.floors[0] if len(logs) < 5 else question.floors[1] if len(logs) < 8 else question.floors[2]
     middle = statistics.median(logs)
+    if question.bears_out:
+        return math.exp(middle), few
     near = [value for value in logs if abs(value - middle) <= question.outlier] or [middle]
     if len(logs) >= 5 and len(logs) - len(near) > len(logs) / 4:
         return math.exp(middle), math.inf

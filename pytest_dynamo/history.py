@@ -190,7 +190,8 @@ def _run(entry: dict[str, Any], data: dict[str, Any], source: str) -> Run | None
 
 def _check(measured: Measurement) -> None:
     """What is divided by, or has its logarithm taken, is positive and finite."""
-    values: list[float | None] = [measured.speedup, measured.compiled.device_time, *measured.canaries.values()]
+    values: list[float | None] = [measured.speedup, measured.compiled.device_time]
+    values += [*measured.canaries.values(), *measured.ratios.values()]
     for side in (measured.eager, measured.compiled):
         values += [side.time.median, side.host.median if side.host is not None else None]
     for value in values:

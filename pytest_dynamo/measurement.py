@@ -24,8 +24,9 @@ SCHEMA = 1
 LAUNCH_BOUND = 0.8
 
 
-#: The fixed work that the host takes longer to issue than the GPU to do.
-HOST_CANARY = "launches"
+#: Names of what compiled code is held against: eager code, and the fixed work that the host takes longer to issue than
+#: the GPU to do. Both tell of the host.
+EAGER, HOST_CANARY = OF_HOST = ("eager", "launches")
 
 
 def launch_bound(device_time: float | None, time: float, host: float | None = None) -> bool | None:
@@ -95,25 +96,13 @@ class Measurement:
     cold: bool | None = None
     #: Medians of fixed small kernels, which tell the state of the machine.
     canaries: Mapping[str, float] = field(default_factory=dict)
+    #: How many times as long compiled code takes as `EAGER` and as each of these does: medians over the rounds, so that
+    #: a machine that changes its speed in between changes both. Times of the host for `OF_HOST`, where there are any.
+    ratios: Mapping[str, float] = field(default_factory=dict)
     #: Clocks in MHz, power limits and the like, for people.
     conditions: Mapping[str, Any] = field(default_factory=dict)
     #: Why these numbers can't be trusted: throttling, another process on the GPU, noise.
     unstable: tuple[str, ...] = ()
-
-    @property
-    def ratio(self) -> float:
-        """The host's time for a compiled call over that for an eager one: what tells of host overhead."""
-        eager, compiled = self.eager.host or self.eager.time, self.compiled.host or self.compiled.time
-        return compiled.median / eager.median
-
-    def beside(self, name: str) -> Times | None:
-        """What is held against fixed work: compiled's time, or the host's where that work is bound by it."""
-        return self.compiled.host if name == HOST_CANARY else self.compiled.time
-
-    def to_canary(self, name: str) -> float | None:
-        """The ratio of that to fixed work in the same process; None: not measured."""
-        canary, own = self.canaries.get(name), self.beside(name)
-        return own.median / canary if canary and own is not None else None
 
     @property
     def memory_ratio(self) -> float | None:
@@ -152,18 +141,16 @@ def middle(measurements: Sequence[Measurement]) -> Measurement:
             device_time=median([one.device_time for one in sides]),
         )
 
-    compiled = side([one.compiled for one in measurements])
-    eager = side([one.eager for one in measurements])
-    # Ratios are numbers of each process, not of medians: what they are taken to is made to fit the median ratio.
-    ratio = statistics.median(one.ratio for one in measurements)
-    if eager.host is not None and compiled.host is not None:
-        eager = replace(eager, host=replace(eager.host, median=compiled.host.median / ratio))
-    canaries = {}
-    for name, canary in first.canaries.items():
-        ratios = [found for one in measurements if (found := one.to_canary(name))]
-        own = replace(first, compiled=compiled).beside(name)
-        canaries[name] = own.median / statistics.median(ratios) if ratios and own is not None else canary
-    return replace(first, eager=eager, compiled=compiled, canaries=canaries)
+    def named(mappings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        return {name: statistics.median(one[name] for one in mappings if name in one) for name in mappings[0]}
+
+    return replace(
+        first,
+        eager=side([one.eager for one in measurements]),
+        compiled=side([one.compiled for one in measurements]),
+        canaries=named([one.canaries for one in measurements]),
+        ratios=named([one.ratios for one in measurements]),
+    )
 
 
 @functools.cache

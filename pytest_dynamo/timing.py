@@ -17,6 +17,8 @@ from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
+from pytest_dynamo.measurement import EAGER
+from pytest_dynamo.measurement import OF_HOST
 from pytest_dynamo.measurement import Times
 
 
@@ -120,6 +122,17 @@ class Timing:
     speedup: float
     speedup_low: float
     speedup_high: float
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """How many times as long compiled code takes as eager and each canary, as in `Measurement.ratios`."""
+        found = {}
+        for name, other in {EAGER: self.eager, **self.canaries}.items():
+            own, beside = self.compiled.time, other.time
+            if name in OF_HOST and self.compiled.host is not None and other.host is not None:
+                own, beside = self.compiled.host, other.host
+            found[name] = statistics.median(one / max(two, 1e-9) for one, two in zip(own, beside))
+        return found
 
 
 class _Timed:

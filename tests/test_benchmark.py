@@ -68,6 +68,8 @@ def test_an_entry(benches):
     assert measured["speedup"] == pytest.approx(2e-3 / 0.3)
     assert measured["speedup_low"] < measured["speedup"] < measured["speedup_high"]
     assert measured["canaries"] == {"matmul": 1e-4, "copy": 1e-4}
+    of_time = {"eager": 0.3 / 2e-3, "matmul": 0.3 / 1e-4, "copy": 0.3 / 1e-4}
+    assert measured["ratios"] == {name: pytest.approx(ratio) for name, ratio in of_time.items()}
     assert measured["compile_seconds"] > 0
     assert (dynamo["verdict"], dynamo["graphs"], dynamo["graph_breaks"], dynamo["recompiles"]) == (
         "no baseline",

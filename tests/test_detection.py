@@ -21,12 +21,13 @@ from pytest_dynamo.measurement import launch_bound
 
 
 def run(time: float, busy: float | None = None, *, ratio: float = 0.5, machine: str = "a", **fields: object) -> Run:
-    """A run of compiled code that takes ``time`` and keeps the GPU busy for ``busy`` seconds."""
+    """A run of compiled code that takes ``time`` and keeps the GPU busy for ``busy`` seconds, ``ratio`` to eager."""
     times, host = Times(time, 0.0, 50), Times(time, 0.0, 50)
     compiled = Side(times, host, busy, launches=fields.pop("launches", 7), kernels=fields.pop("kernels", "k"))  # type: ignore[arg-type]
     eager = Side(Times(2 * time, 0.0, 50), Times(time / ratio, 0.0, 50))
     bound = launch_bound(busy, time)
-    measured = Measurement(eager, compiled, 2.0, 1.9, 2.1, bound, **fields)  # type: ignore[arg-type]
+    ratios = {"eager": ratio, **fields.pop("ratios", {})}  # type: ignore[dict-item]
+    measured = Measurement(eager, compiled, 2.0, 1.9, 2.1, bound, ratios=ratios, **fields)  # type: ignore[arg-type]
     return Run("t", "r", machine, {}, measured)
 
 
@@ -100,7 +101,7 @@ def test_host_overhead_has_to_show_against_fixed_launches_too() -> None:
     """A ratio to eager moves with the machine as well; two ratios at once hardly do."""
 
     def beside(launches: float, ratio: float = 0.5, busy: float = 0.3) -> Run:
-        return run(1.0, busy, ratio=ratio, canaries={"launches": launches})
+        return run(1.0, busy, ratio=ratio, ratios={"launches": 1.0 / launches})
 
     window = [beside(0.1) for _ in range(10)]
     told = judge(window, beside(0.1 / 1.3, ratio=0.65))
@@ -120,11 +121,38 @@ def test_host_overhead_has_to_show_against_fixed_launches_too() -> None:
     assert len(told.judgements) == 2
 
 
+def test_fixed_launches_only_have_to_bear_out_what_the_ratio_to_eager_says() -> None:
+    """Between processes they move by a third: a limit that regards that would let all else pass."""
+
+    def beside(ratio: float, to_launches: float) -> Run:
+        return run(1.0, 0.3, ratio=ratio, ratios={"launches": to_launches})
+
+    window = [beside(0.5, 10 * (1 + 0.05 * number)) for number in range(-3, 7)]
+    middle = 10.75
+    assert judge(window, beside(0.65, 1.12 * middle)).verdict == SLOWER
+    assert judge(window, beside(0.65, 1.08 * middle)).verdict == NOT_SLOWER
+    assert judge(window, beside(0.52, 3 * middle)).verdict == NOT_SLOWER
+    few = [beside(0.5, 10.0)]
+    assert judge(few, beside(0.64, 20.0)).verdict == NOT_SLOWER
+    assert judge(few, beside(0.66, 11.2)).verdict == SLOWER
+    base = [beside(0.5, 10.0), beside(0.5, 13.0), beside(0.5, 11.0)]
+    head = [beside(0.65, 12.5), beside(0.65, 12.0), beside(0.65, 16.0)]
+    assert detection.judge_revisions(base, head).verdict == SLOWER
+    assert detection.judge_revisions(base, [beside(0.65, 12.0)] * 3).verdict == NOT_SLOWER
+
+
+def test_what_was_not_measured_is_told() -> None:
+    window = [replace(one, measurement=replace(one.measurement, ratios={})) for one in steady(busy=0.3)]
+    told = judge(window, run(1.0, 0.3))
+    assert [j.metric for j in told.judgements] == ["device time"]
+    assert told.notes == ("ratio to eager was not measured in all runs: host overhead is not judged",)
+
+
 def test_another_eager_is_no_measure_of_host_overhead() -> None:
     """Eager code that launches less makes compiled code look slower, and one that launches more hides it."""
 
     def beside(host: float, eager: float, launches: int) -> Run:
-        found = run(host, 0.3, ratio=host / eager, canaries={"launches": 0.1})
+        found = run(host, 0.3, ratio=host / eager, ratios={"launches": host / 0.1})
         return replace(
             found,
             measurement=replace(found.measurement, eager=replace(found.measurement.eager, launches=launches)),
@@ -187,7 +215,8 @@ def test_few_false_alarms_and_much_power_at_normal_noise(noise: float, most: flo
 def on_cpu(time: float, canary: float = 1.0) -> Run:
     """A run on a CPU, where the host's time is the time, beside fixed work."""
     sides = Side(Times(2 * time, 0.0, 50)), Side(Times(time, 0.0, 50))
-    return Run("t", "r", "a", {}, Measurement(*sides, 2.0, 2.0, 2.0, canaries={"matmul": canary, "copy": canary}))
+    ratios = {"eager": 0.5, "matmul": time / canary, "copy": time / canary}
+    return Run("t", "r", "a", {}, Measurement(*sides, 2.0, 2.0, 2.0, ratios=ratios))
 
 
 def test_on_a_cpu_fixed_work_beside_it_has_to_agree() -> None:

@@ -150,6 +150,10 @@ def test_damaged_foreign_and_future_files_are_named_and_left_as_they_are(tmp_pat
             changed(measurement={**damaged, "canaries": {"copy": -1.0}}),
             "bad: left out, a time or a speed-up of -1.0 is impossible",
         ),
+        "0023_ratio.json": (
+            changed(measurement={**damaged, "ratios": {"eager": 0.0}}),
+            "bad: left out, a time or a speed-up of 0.0 is impossible",
+        ),
         "0022_huge.json": (changed(measurement={**damaged, "speedup": 10**400}), "bad: left out, int too large"),
     }
     for name, (content, _) in files.items():

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,35 @@ def test_canaries_are_timed_in_every_round() -> None:
     assert list(found) == ["matmul", "copy"]
     assert found["matmul"].time == (near(0.25 * MS),) * 6
     assert found["copy"].times.median == near(0.5 * MS)
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    """A machine that is three times slower in some rounds changes no ratio, though it changes that of the medians."""
+    clock = FakeClock()
+    slow = iter([False] * WARM * 3 + [False, True, True, True, True, True, False, False, False] + [False] * 9)
+    work = lambda seconds: lambda: clock.work("w", seconds * (3 if next(slow) else 1))  # noqa: E731
+    canaries = {"copy": work(0.5 * MS)}
+    found = measure(work(4 * MS), work(2 * MS), clock, QUICK, compilations=nothing, canaries=canaries)
+    assert found.compiled.times.median / found.canaries["copy"].times.median == near(4.0)
+    assert found.ratios == {"eager": near(0.5), "copy": near(4.0)}
+
+
+def test_of_the_host_are_its_ratios_to_eager_and_to_fixed_launches() -> None:
+    """And no others: what a copy takes is the device's affair."""
+    clock = FakeClock(queues=True, part=3.0)  # a device that takes three times as long as the host
+    canaries = {"copy": clock.call("y", 0.5 * MS), "launches": clock.call("l", 0.2 * MS)}
+    plan = Plan(rounds=6, min_rounds=6, warm_seconds=0.0, sample_seconds=0.0, l2="warm")
+    found = measure(
+        clock.call("e", 4 * MS), clock.call("c", 2 * MS), clock, plan, compilations=nothing, canaries=canaries
+    )
+    assert found.compiled.time == (near(6 * MS),) * 6
+    assert found.compiled.host == (near(2 * MS),) * 6
+    changed = replace(
+        found,
+        compiled=replace(found.compiled, host=(3 * MS,) * 6),
+        canaries={**found.canaries, "copy": replace(found.canaries["copy"], host=(7 * MS,) * 6)},
+    )
+    assert changed.ratios == {"eager": near(3 / 4), "copy": near(6 / 1.5), "launches": near(3 / 0.2)}
 
 
 # -- rounds ---------------------------------------------------------------------------------------

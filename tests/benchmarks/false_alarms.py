@@ -1,10 +1,10 @@
 """How often unchanged code would be called slower: replays processes that ran the same code.
 
 Each file holds runs of the same workloads in fresh processes, as ``data/h200_aa.json`` does: per workload samples of
-``event`` and ``host`` time in milliseconds for eager and compiled, and ``kernel`` as (busy milliseconds,
-launches). ``host`` is elapsed until the GPU has finished, or what the host needs to issue the call if the run says
-``"host": "issuing"``. Every run is held against every set of other runs as its window, of every size; "pairs" are
-windows of one run. Beside it stands the rule "5 % over the last run" on event medians, and how often code is caught
+``event`` and ``host`` time in milliseconds for eager and compiled, ``kernel`` as (busy milliseconds, launches), and
+samples of ``canaries``. ``host`` is elapsed until the GPU has finished, or what the host needs to issue the call if the
+run says ``"host": "issuing"``. Every run is held against every set of other runs as its window, of every size; "pairs"
+are windows of one run. Beside it stands the rule "5 % over the last run" on event medians, and how often code is caught
 that takes so much longer (scaled, so no measurement). A second table judges a suspect by the median of itself and two
 more runs that are not in its window, as confirming in fresh processes does.
 
@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from pytest_dynamo.detection import SLOWER
 from pytest_dynamo.detection import UNSTABLE
 from pytest_dynamo.detection import WINDOW
 from pytest_dynamo.detection import judge
+from pytest_dynamo.measurement import EAGER
+from pytest_dynamo.measurement import OF_HOST
 from pytest_dynamo.measurement import Measurement
 from pytest_dynamo.measurement import Run
 from pytest_dynamo.measurement import Side
@@ -67,9 +70,18 @@ def measurement(name: str, measured: dict[str, Any], host: str | None) -> Measur
     speedup = eager.time.median / compiled.time.median
     issuing = compiled.host.median if host == "issuing" and compiled.host is not None else None
     bound = launch_bound(compiled.device_time, compiled.time.median, issuing)
-    canaries = {canary: milliseconds / 1e3 for canary, milliseconds in measured.get("canaries", {}).items()}
     replayed = "reduce-overhead" in name
-    return Measurement(eager, compiled, speedup, speedup, speedup, bound, replayed, canaries=canaries)
+    return Measurement(eager, compiled, speedup, speedup, speedup, bound, replayed, ratios=ratios(measured))
+
+
+def ratios(measured: dict[str, Any]) -> dict[str, float]:
+    """Of compiled to eager and to fixed work, round by round; by medians where a file has no samples of that work."""
+    found = {}
+    for name, samples in {EAGER: measured["host"]["eager"], **measured.get("canaries", {})}.items():
+        own = measured["host" if name in OF_HOST else "event"]["compiled"]
+        beside = samples if isinstance(samples, list) else [samples] * len(own)
+        found[name] = statistics.median(one / two for one, two in zip(own, beside))
+    return found
 
 
 def slowed(run: Run, part: float, what: str) -> Run:
@@ -83,6 +95,8 @@ def slowed(run: Run, part: float, what: str) -> Run:
     else:
         assert compiled.host is not None
         compiled = replace(compiled, host=replace(compiled.host, median=compiled.host.median * factor))
+        more = {name: ratio * factor for name, ratio in run.measurement.ratios.items() if name in OF_HOST}
+        return replace(run, measurement=replace(run.measurement, compiled=compiled, ratios=more))
     return replace(run, measurement=replace(run.measurement, compiled=compiled))
 
 

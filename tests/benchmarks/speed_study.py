@@ -1,15 +1,16 @@
 """Times unchanged and slowed code in fresh processes on one GPU: what the rule for slower is measured by.
 
-    python tests/benchmarks/speed_study.py run --out FILE.json [--processes 10]
+    python tests/benchmarks/speed_study.py run --out FILE.json [--processes 10] [--plan-of FILE.json]
     python tests/benchmarks/speed_study.py show FILE.json...
 
 ``run`` starts processes in turn: one runs the workloads as they are (base), one with more work planted in them (head),
 as `HEADS` says. Each measures by `pytest_dynamo.timing` with the fixture's default plan, and writes what
 ``false_alarms.py`` reads, so that the base processes are an A/A set. ``gpu=0.05`` plants an extra pass over memory in
 the compiled code, as large as takes that part of the GPU time; ``host=0.3`` runs a Python loop before each call that
-takes that part of the host's time. ``show`` holds every head process against the base processes of its file, and tells
-how much was really added. The first process, with cold caches, and pilots, by which the size of the passes is set,
-belong to no set. Some base processes also time by ``triton.testing.do_bench`` and by a plain run of the profiler.
+takes that part of what the host needs in the same process. ``show`` holds every head process against the base processes
+of its file, and tells how much was really added. The first process, with cold caches, and pilots, by which the size of
+the passes is set, belong to no set; an earlier file can set it instead of pilots. Some base processes also time by
+``triton.testing.do_bench`` and by a plain run of the profiler.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
     from pytest_dynamo import machine
     from pytest_dynamo import profiling
     from pytest_dynamo import timing
+    from pytest_dynamo.measurement import EAGER
+    from pytest_dynamo.measurement import OF_HOST
 
     if sys.stdin.readline() != "go\n":  # the one before this still measures
         raise SystemExit("no longer needed")
@@ -135,7 +138,7 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
         fn, args = workload(name, device.type)
         planted_fn = planted(fn, more["elements"], device.type) if more.get("elements") else fn
         fast = torch.compile(planted_fn, mode=None if mode == "default" else mode)
-        turns = more.get("turns", 0)
+        turns = 0
 
         def compiled() -> Any:
             if mode == "reduce-overhead":
@@ -147,21 +150,29 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
         def eager() -> Any:
             return fn(*args)
 
+        def timed_by(plan: timing.Plan) -> timing.Timing:
+            clock, canaries = clocks.clock_of(device), clocks.canaries(device)
+            return timing.measure(eager, compiled, clock, plan, compilations=compilations, canaries=canaries)
+
         began = time.perf_counter()
         with torch.set_grad_enabled(name == "training"):
             compiled()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             first = time.perf_counter() - began
+            if given.compile_only:
+                torch._dynamo.reset()
+                return {"first_call_s": round(first, 2)}
+            if more.get("host"):
+                short = timing.Plan(rounds=15, min_rounds=15, warm_seconds=0.1)
+                without = timed_by(short)
+                needs = without.compiled.host_times or without.compiled.times
+                turns = round(more["host"] * needs.median / seconds_of_a_turn())
+                # In between other work a turn takes longer or shorter than in a row.
+                added = timed_by(short).ratios[EAGER] / without.ratios[EAGER] - 1
+                turns = round(turns * min(max(more["host"] / max(added, 1e-6), 0.25), 4.0))
             began = time.perf_counter()
-            timed = timing.measure(
-                eager,
-                compiled,
-                clocks.clock_of(device),
-                timing.Plan(),
-                compilations=compilations,
-                canaries=clocks.canaries(device),
-            )
+            timed = timed_by(timing.Plan())
             sides = {"eager": timed.eager, "compiled": timed.compiled}
             busy = {
                 which: profiling.profile(call, device, sides[which].times.median)
@@ -174,9 +185,14 @@ def process(given: argparse.Namespace) -> dict[str, Any]:
                 "event": {which: [round(s * 1e3, 5) for s in side.time] for which, side in sides.items()},
                 "host": {which: [round(s * 1e3, 5) for s in (side.host or side.time)] for which, side in sides.items()},
                 "kernel": {which: [(b.device_time or 0.0) * 1e3, b.launches or 0] for which, b in busy.items()},
-                "canaries": {which: samples.times.median * 1e3 for which, samples in timed.canaries.items()},
+                # Round by round, as eager and compiled.
+                "canaries": {
+                    which: [round(s * 1e3, 5) for s in ((samples.host if which in OF_HOST else None) or samples.time)]
+                    for which, samples in timed.canaries.items()
+                },
             }
-            result["turn_s"] = seconds_of_a_turn()
+            if turns:
+                result["turns"] = turns
             if given.accuracy and device.type == "cuda":
                 result["profiler"] = profiler_sum(compiled)
                 result["do_bench"] = do_bench(compiled)
@@ -246,30 +262,29 @@ def busy_or_elapsed(measured: dict[str, Any]) -> float:
 
 
 def calibrate(first: dict[str, Any], milliseconds: float) -> dict[str, Any]:
-    """What to plant in each workload at first: elements of the extra pass, or turns of a loop."""
+    """What to plant in each workload at first: elements of the extra pass, or a part of the host's time."""
     plan: dict[str, Any] = {}
     for key, heads in HEADS.items():
         for head in heads if key in first else ():
             kind, part = kind_and_part(head)
-            if kind == "host":
-                wanted = statistics.median(first[key]["host"]["compiled"]) * part / 1e3
-                more = {"turns": round(wanted / first[key]["turn_s"])}
-            else:
-                more = {"elements": rounded(busy_or_elapsed(first[key]) * part / milliseconds * MANY)}
-            plan.setdefault(key, {})[head] = more
+            elements = busy_or_elapsed(first[key]) * part / milliseconds * MANY
+            plan.setdefault(key, {})[head] = {"host": part} if kind == "host" else {"elements": rounded(elements)}
     return plan
 
 
-def corrected(plan: dict[str, Any], first: dict[str, Any], pilot: dict[str, Any]) -> dict[str, Any]:
-    """The plan with passes set by what a pilot was really slower than the first process."""
+def corrected(plan: dict[str, Any], base: Sequence[dict[str, Any]], heads: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The plan with passes set by what heads really were slower than base."""
     new: dict[str, Any] = {}
-    for key, heads in plan.items():
-        for head, more in heads.items():
+    for key, planted_in in plan.items():
+        for head, more in planted_in.items():
             kind, part = kind_and_part(head)
             if kind == "gpu":
-                then, now = busy_or_elapsed(first[key]), busy_or_elapsed(pilot["heads"][head][key])
+                then = statistics.median(busy_or_elapsed(one[key]) for one in base)
+                now = statistics.median(busy_or_elapsed(one["heads"][head][key]) for one in heads)
                 factor = then * part / max(now - then, 1e-6)
                 more = {"elements": rounded(more["elements"] * min(max(factor, 0.25), 4.0))}
+            else:
+                more = {"host": part}
             new.setdefault(key, {})[head] = more
     return new
 
@@ -310,7 +325,7 @@ class Processes:
         self._env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(prefix="speed-study-")}
 
     def __call__(self, wanted: Iterable[tuple[dict[str, Any], str]]) -> Iterator[dict[str, Any]]:
-        """Yield what each process measured. ``wanted``: what to plant; ``cold``, ``warm`` or ``accuracy``."""
+        """Yield what each measured. ``wanted``: what to plant; ``compile``, ``cold``, ``warm`` or ``accuracy``."""
         waiting = None
         try:
             for plan, how in wanted:
@@ -324,9 +339,10 @@ class Processes:
                 waiting.communicate()  # ends without the word that it waits for
 
     def _start(self, plan: dict[str, Any], how: str) -> subprocess.Popen[str]:
-        words = [*self._words, "--plan", json.dumps(plan), *(["--accuracy"] if how == "accuracy" else [])]
+        words = [*self._words, "--plan", json.dumps(plan)]
+        words += {"accuracy": ["--accuracy"], "compile": ["--compile-only"]}.get(how, [])
         # Where all comes from caches, workers of inductor would only disturb.
-        env = self._env if how == "cold" else {**self._env, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        env = self._env if how in ("compile", "cold") else {**self._env, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         pipe = subprocess.PIPE
         return subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -346,16 +362,23 @@ def run(given: argparse.Namespace) -> int:
 
     end = time.monotonic() + given.seconds
     processes = Processes(given)
-    (first,) = processes([({}, "cold")])  # not of the set
-    milliseconds = pass_over_memory(given.device)
-    plan = calibrate(first, milliseconds)
-    pilots = []
-    for _ in range(PILOTS):
-        passes = {
-            key: {head: more for head, more in heads.items() if "elements" in more} for key, heads in plan.items()
-        }
-        pilots += processes([(passes, "cold")])
-        plan = corrected(plan, first, pilots[-1])
+    first, pilots = None, []
+    if given.plan_of:
+        before = json.loads(given.plan_of.read_text(encoding="utf-8"))
+        plan = corrected(before["plan"], before["runs"], before["heads"])
+        list(processes([({}, "compile")]))
+    else:
+        (first,) = processes([({}, "cold")])  # not of the set
+        plan = calibrate(first, pass_over_memory(given.device))
+        for _ in range(PILOTS):
+            passes = {
+                key: {head: more for head, more in heads.items() if "elements" in more} for key, heads in plan.items()
+            }
+            pilots += processes([(passes, "cold")])
+            plan = corrected(plan, [first], pilots[-1:])
+    if given.heads:
+        wanted_heads = [head.rpartition(":")[::2] for head in given.heads]
+        plan = {key: {head: plan[key][head] for one, head in wanted_heads if one == key} for key, _ in wanted_heads}
     facts = {**environment(), "gpu": torch.cuda.get_device_name() if given.device == "cuda" else "none"}
     data: dict[str, Any] = {
         "about": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {facts['gpu']}, driver "
@@ -372,7 +395,7 @@ def run(given: argparse.Namespace) -> int:
         for number in range(given.processes):
             if time.monotonic() > end:
                 return
-            yield {}, "accuracy" if number < ACCURATE else "warm"
+            yield {}, "accuracy" if number < given.accurate else "warm"
             yield plan, "warm" if number else "cold"  # the passes have another size than in the pilot
 
     for number, measured in enumerate(processes(wanted())):
@@ -416,7 +439,7 @@ def show(given: argparse.Namespace) -> int:
             if not slowed:
                 continue
             lines += ["", f"planted: {head}"]
-            heads = ("time +", "busy +", "host +", "pairs", "caught")
+            heads = ("time +", "busy +", "to eager +", "pairs", "caught")
             lines.append(f"{'':26}" + "".join(f"{word:>10}" for word in heads))
             for name, now in false_alarms.runs_of({"runs": slowed}).items():
                 row = f"{name:26}"
@@ -446,7 +469,7 @@ def of_device(measured: Any) -> Any:
 
 
 def of_host(measured: Any) -> Any:
-    return measured.compiled.host.median
+    return measured.ratios["eager"]
 
 
 def middle(measured: Sequence[Any], read: Callable[[Any], float]) -> float:
@@ -460,10 +483,16 @@ def main() -> int:
     runs = commands.add_parser("run")
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--processes", type=int, default=10)
+    runs.add_argument("--plan-of", type=Path, help="plant what this file did, made larger or smaller by what it added")
+    runs.add_argument(
+        "--heads", type=lambda text: text.split(","), default=[], help="only these, as gemm/default:gpu=0.05"
+    )
+    runs.add_argument("--accurate", type=int, default=ACCURATE, help="base processes that use other timers too")
     runs.add_argument("--seconds", type=float, default=float("inf"), help="start no further process after that")
     one = commands.add_parser("process")
     one.add_argument("--plan", default="{}")
     one.add_argument("--accuracy", action="store_true")
+    one.add_argument("--compile-only", action="store_true")
     for command in (runs, one):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
         command.add_argument("--only", type=lambda text: text.split(","), default=[])
