@@ -379,7 +379,8 @@ def run(given: argparse.Namespace) -> int:
     if given.heads:
         wanted_heads = [head.rpartition(":")[::2] for head in given.heads]
         plan = {key: {head: plan[key][head] for one, head in wanted_heads if one == key} for key, _ in wanted_heads}
-    facts = {**environment(), "gpu": torch.cuda.get_device_name() if given.device == "cuda" else "none"}
+    gpu = torch.cuda.get_device_name() if given.device == "cuda" else "none"
+    facts = {**environment(), "gpu": gpu}  # in this order: the driver is known once CUDA runs
     data: dict[str, Any] = {
         "about": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {facts['gpu']}, driver "
         f"{facts['driver']}, torch {facts['torch']}, triton {facts['triton']}, Python {facts['python']}: fresh "
@@ -419,7 +420,7 @@ def show(given: argparse.Namespace) -> int:
         data = json.loads(file.read_text(encoding="utf-8"))
         base = false_alarms.runs_of(data)
         lines += [f"{file.name}: {data['about']}", ""]
-        heads = ("base", "cost s", "bursts", "defaults", "profiler")
+        heads = ("base", "cost s", "bursts", "defaults", "of itself", "profiler")
         lines.append(f"{'':26}" + "".join(f"{word:>10}" for word in heads))
         for name, runs in base.items():
             measured = [one[name] for one in data["runs"]]
@@ -431,9 +432,14 @@ def show(given: argparse.Namespace) -> int:
                 bound = any(run.measurement.launch_bound for run in runs[: len(both)])
                 row += f"{'-':>10}" if bound else f"{max(told, key=far):10.3f}"
             if both:
+                theirs = [one["do_bench"]["defaults"] for one in both]
+                row += f"{'-':>10}" if bound else f"{max(theirs) / min(theirs):10.3f}"
                 row += f"{max((one['kernel']['compiled'][0] / one['profiler'] for one in both), key=far):10.3f}"
             lines.append(row)
-        lines.append("bursts, defaults: time to that of do_bench, where the GPU is the slower one; profiler: busy time")
+        lines += [
+            "bursts, defaults: time to that of do_bench where the GPU is the slower one; profiler: busy time to its sum.",
+            "Of processes the one farthest from 1. of itself: do_bench's longest to its shortest, with its defaults.",
+        ]
         for head in sorted({head for heads in HEADS.values() for head in heads}):
             slowed = [{**one, **one["heads"][head]} for one in data["heads"] if head in one["heads"]]
             if not slowed:
