@@ -437,7 +437,7 @@ def show(given: argparse.Namespace) -> int:
                 row += f"{max((one['kernel']['compiled'][0] / one['profiler'] for one in both), key=far):10.3f}"
             lines.append(row)
         lines += [
-            "bursts, defaults: time to that of do_bench where the GPU is the slower one; profiler: busy time to its sum.",
+            "bursts, defaults: time to that of do_bench where the GPU is the slower one; profiler: busy time to its.",
             "Of processes the one farthest from 1. of itself: do_bench's longest to its shortest, with its defaults.",
         ]
         for head in sorted({head for heads in HEADS.values() for head in heads}):
