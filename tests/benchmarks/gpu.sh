@@ -41,20 +41,18 @@ run() {  # NAME, then what to give to pytest
     return "${PIPESTATUS[0]}"
 }
 
-sweep() {  # each dtype and phase in a process of its own
-    local dtype phase
-    for dtype in float32 bfloat16 float16; do
-        for phase in forward training; do
-            TORCHINDUCTOR_CACHE_DIR=$scratch/sweep_$dtype$phase timeout "$seconds" \
-                python3 tests/benchmarks/rounding_sweep.py --device cuda --dtypes $dtype --phases $phase \
-                --out "$scratch/$dtype$phase" --seconds $((seconds - 60)) > "$scratch/$dtype$phase.log" 2>&1 &
-        done
-    done
-    wait
+sweep() {  # each row that is not in the results in a process of its own, many at once
+    local known=tests/benchmarks/results/h200_rounding.json sweep=(python3 tests/benchmarks/rounding_sweep.py)
+    sweep+=(--device "${SWEEP_DEVICE:-cuda}")
+    mkdir "$scratch/rows"
+    "${sweep[@]}" --rows-of $known --missing > "$scratch/missing"
+    # One thread compiles in each: there are as many processes as cores.
+    TORCHINDUCTOR_COMPILE_THREADS=1 OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$scratch/sweep timeout "$seconds" \
+        xargs -P "$(nproc)" -L 1 bash -c '"${@:2:4}" --models "$6" --dtypes "$7" --phases "$8" --out "$1/$6.$7.$8" \
+        > "$1/$6.$7.$8.log" 2>&1' sweep "$scratch/rows" "${sweep[@]}" < "$scratch/missing"
     shopt -s nullglob
-    python3 tests/benchmarks/rounding_sweep.py --device cuda --out "$out/h200_rounding" --seconds 0 \
-        --rows-of "$scratch"/*{forward,training}.json > "$out/h200_sweep.txt" 2>&1
-    tail -qn 1 "$scratch"/*{forward,training}.log
+    "${sweep[@]}" --out "$out/h200_rounding" --seconds 0 --rows-of $known "$scratch"/rows/*.json > "$out/h200_sweep.txt"
+    echo "$(ls "$scratch"/rows/*.json | wc -l) of $(wc -l < "$scratch/missing") rows"
 }
 
 study() {

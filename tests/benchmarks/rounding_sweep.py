@@ -306,7 +306,8 @@ def run(
     found = {f"out[{number}]": out.detach().clone() for number, out in enumerate(outs)}
     found.update({f"grad of {n}": g.detach().clone() for n, g in zip(leaves, gradients) if g is not None})
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and not torch.equal(buffer, before[name]):
+        # Of a training step all: rounding may leave one as it was in one of the runs that are compared.
+        if buffer.is_floating_point() and (training or not torch.equal(buffer, before[name])):
             found[name] = buffer.detach().clone()
     return found
 
@@ -892,6 +893,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibrate", action="store_true", help="running statistics from a batch, not 0 and 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="keep the rows that PREFIX.json has")
+    parser.add_argument("--missing", action="store_true", help="print rows of models that are missing or failed, and end")
     parser.add_argument("--rows-of", type=Path, nargs="+", default=[], metavar="FILE", help="rows measured elsewhere")
     given = parser.parse_args(argv)
     if given.mode != "default" and given.device == "cpu":
@@ -907,6 +909,12 @@ def main(argv: list[str] | None = None) -> int:
         data["rows"] = json.loads(file.read_text(encoding="utf-8"))["rows"]
     for measured in given.rows_of:
         data["rows"] |= json.loads(measured.read_text(encoding="utf-8"))["rows"]
+    if given.missing:
+        for key in reversed(rows):  # those that take longest first
+            model, dtype, phase = key.split("|")
+            if dtype != "own" and "error" in data["rows"].get(key, {"error": "not run"}):
+                print(model, dtype, phase)
+        return 0
     for key, row in rows.items():
         if key in data["rows"]:
             continue
