@@ -893,7 +893,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibrate", action="store_true", help="running statistics from a batch, not 0 and 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="keep the rows that PREFIX.json has")
-    parser.add_argument("--missing", action="store_true", help="print rows of models that are missing or failed, and end")
+    parser.add_argument(
+        "--missing", action="store_true", help="print rows of models that are missing or failed, and end"
+    )
     parser.add_argument("--rows-of", type=Path, nargs="+", default=[], metavar="FILE", help="rows measured elsewhere")
     given = parser.parse_args(argv)
     if given.mode != "default" and given.device == "cpu":
