@@ -54,7 +54,7 @@ LAYERS = [
             {
                 *("options", "collection", "fixtures", "watch", "session", "plugin"),
                 *("testrun", "calls", "stages", "artifacts", "compiled_function", "progress"),
-                *("cli", "__main__", "benchmark", "replay", "confirm", "revisions"),
+                *("cli", "__main__", "benchmark", "baseline", "replay", "confirm", "revisions"),
             }
         ),
         frozenset({"words", "writers", "engine"}),
@@ -63,10 +63,10 @@ LAYERS = [
 #: Modules that may import torch when they are imported, and those that may import pytest.
 TORCH = frozenset(
     {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept"}
-    | {"stages", "artifacts", "clocks", "profiling", "benchmark"}
+    | {"stages", "artifacts", "clocks", "profiling", "benchmark", "baseline"}
 )
 PYTEST = frozenset(
-    {"options", "collection", "fixtures", "watch", "session", "plugin", "benchmark", "replay", "confirm"}
+    {"options", "collection", "fixtures", "watch", "session", "plugin", "benchmark", "baseline", "replay", "confirm"}
 )
 #: Modules that are imported by every run of pytest: they import nothing heavy of ours either.
 ALWAYS = frozenset({"plugin", "options", "fixtures"})
