@@ -7,6 +7,7 @@ not find it says (None, or a flag of ``Signals``); no other module compares vers
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -31,7 +32,8 @@ from pytest_dynamo.events import SkipEvent
 from pytest_dynamo.messages import StackFrame
 
 
-BREAK_LOGGERS = tuple(f"torch._dynamo.{part}.__graph_breaks" for part in ("symbolic_convert", "convert_frame", "exc"))
+#: What ``torch._dynamo.exc`` logs besides is logged again by these, with its place.
+BREAK_LOGGERS = tuple(f"torch._dynamo.{part}.__graph_breaks" for part in ("symbolic_convert", "convert_frame"))
 CONVERT_LOGGER = "torch._dynamo.convert_frame"
 #: The first name is that of torch 2.11 and newer.
 CUDAGRAPH_SKIP_LOGGERS = (
@@ -94,7 +96,9 @@ def parse_break(record: logging.LogRecord) -> Event | None:
     real = getattr(error, "real_stack", None) or ()
     text = messages.parse_break(record.getMessage(), str(getattr(error, "msg", "") or ""))
     stack = tuple(StackFrame(f.filename, f.lineno or 0, messages.real_function(f.name)) for f in real)
-    if not stack:
+    if text.failed:
+        stack = text.failed
+    elif not stack:
         # Branches on data are logged after their exception was handled: only the text is left.
         # Of a place that was told before, torch gives the line and no stack.
         stack = text.stack or ((_with_function(text.location),) if text.location else ())
@@ -219,11 +223,20 @@ def _callers() -> tuple[StackFrame, ...]:
     return tuple(reversed(found))
 
 
+def _traced(frame: FrameType) -> CodeType | None:
+    """What Dynamo's translator traces, if a frame runs a method of it.
+
+    Not by ``getattr``: what Dynamo knows of a value only later answers that by finding it out, which may raise.
+    """
+    code = inspect.getattr_static(frame.f_locals.get("self"), "f_code", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def _with_function(where: StackFrame) -> StackFrame:
     """Complete a line by the function in which Dynamo is tracing it."""
     for frame in _frames():
-        code = getattr(frame.f_locals.get("self"), "f_code", None)
-        if isinstance(code, CodeType) and code.co_filename == where.file:
+        code = _traced(frame)
+        if code is not None and code.co_filename == where.file:
             return StackFrame(where.file, where.line, messages.real_function(code.co_name))
     return where
 
@@ -236,8 +249,8 @@ def _rewritten_by_pytest(error: BaseException | None, where: StackFrame) -> bool
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in (*reversed(frames), *_frames()):
-        code = getattr(frame.f_locals.get("self"), "f_code", None)
-        if not isinstance(code, CodeType) or code.co_filename != where.file:
+        code = _traced(frame)
+        if code is None or code.co_filename != where.file:
             continue
         if messages.real_function(code.co_name) == where.function:
             return any(n.startswith(_PYTEST_NAMES) for n in (*code.co_names, *code.co_varnames))

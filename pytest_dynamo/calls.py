@@ -50,6 +50,7 @@ class Checker:
     """Compiles a function once and checks every call of it."""
 
     def __init__(self, fn: Callable[..., Any], variant: Variant, run: TestRun, *, called: str = "compiled") -> None:
+        __tracebackhide__ = True
         self.fn = _torch.uncompiled(fn)
         refuse(self.fn, called)
         self.name = name_of(self.fn)
@@ -223,6 +224,7 @@ class Checker:
         return self._compile()
 
     def _compile(self) -> Callable[..., Any]:
+        __tracebackhide__ = True
         if self._compiled is None:
             with default_torch_warnings():  # torch.compile imports inductor
                 self._compiled = torch.compile(self.fn, **self.variant.kwargs)
@@ -398,6 +400,7 @@ def name_of(fn: Any) -> str:
 
 def refuse(fn: Any, called: str) -> None:
     """Raise TypeError for what can't be compared call by call."""
+    __tracebackhide__ = True
     if not callable(fn):
         raise TypeError(f"{called}() takes a callable or a module, not {type(fn).__name__}")
     if isinstance(fn, type):

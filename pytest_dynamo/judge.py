@@ -102,6 +102,7 @@ class Judge:
                 of what they gave is gone afterwards.
             mode: entered while ``fn`` runs and while gradients are taken, not while comparing.
         """
+        __tracebackhide__ = True
         args, kwargs = arguments
         before = self.start.leaves(arguments) if differentiate else []
         mode = nullcontext() if mode is None else mode

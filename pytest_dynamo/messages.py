@@ -14,6 +14,9 @@ _WRAPPER = re.compile(r"^(?:Encountered graph break when |Failed to handle graph
 _GB_LINK = re.compile(r"/gb(\d{3,5})\.html")
 _GB_TYPE = re.compile(r"^(?! )(.+)\n  Explanation: ", re.MULTILINE)
 _HINT = re.compile(r"^  Hint: (.*(?:\n    .*)*)", re.MULTILINE)
+#: How a backend failed that Dynamo does without, and where the operation stands on which it did.
+_FAILED = re.compile(r"^  Explanation: Backend compiler (.{,200})", re.MULTILINE)
+_OPERATION = re.compile(r"Original traceback:\n((?:[ \t]+.*\n)+)")
 _SECOND_BREAK = "*** While handling this graph break"
 _SKIPPED = ("Skipping the function", "which results in a skip", "Skipping the frame", "cannot properly resume")
 _RESUME = re.compile(r"^(?:torch_dynamo_resume_in_)+(.+?)(?:_at_\d+)+$")
@@ -47,6 +50,8 @@ class BreakText:
     location: StackFrame | None
     #: Traceback of user code, outermost first; starts above the compiled frame.
     stack: tuple[StackFrame, ...]
+    #: Of an operation on which the backend failed, outermost first; starts with the compiled frame.
+    failed: tuple[StackFrame, ...] = ()
 
 
 def real_function(name: str) -> str:
@@ -63,10 +68,11 @@ def parse_break(message: str, detail: str = "") -> BreakText:
     reason = found[1] if found else _first_cause(cause)
     link = _GB_LINK.search(cause)
     where = _LOCATION.search(message)
-    stack = tuple(
-        StackFrame(m["file"], int(m["line"]), real_function(m["name"] or "?"))
-        for m in _FRAME.finditer(message.rpartition("User code traceback:")[2] or message)
-    )
+    stack = _stack(message.rpartition("User code traceback:")[2] or message)
+    failed = _FAILED.search(cause)
+    operation = _OPERATION.search(cause) if failed else None
+    if failed:
+        reason = f"{reason}: {failed[1].replace('`', '').strip()}"
     location = None
     if where:
         file, line = where["file"], int(where["line"])
@@ -79,7 +85,13 @@ def parse_break(message: str, detail: str = "") -> BreakText:
         skipped=message.startswith("Graph break: skip") or any(words in message for words in _SKIPPED),
         location=location,
         stack=stack,
+        failed=_stack(operation[1]) if operation else (),
     )
+
+
+def _stack(text: str) -> tuple[StackFrame, ...]:
+    """Frames of a traceback."""
+    return tuple(StackFrame(m["file"], int(m["line"]), real_function(m["name"] or "?")) for m in _FRAME.finditer(text))
 
 
 def _first_cause(text: str) -> str:

@@ -112,7 +112,8 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--dynamo-require-checked", action="store_true", default=None, help=text)
     parser.addini("dynamo_require_checked", "default for --dynamo-require-checked", type="bool", default=None)
     text = "go on from the first diverging stage to the pass or operation, with torch's compiler bisector"
-    group.addoption("--dynamo-bisect", action="store_true", default=False, help=text)
+    group.addoption("--dynamo-bisect", action="store_true", default=None, help=text)
+    parser.addini("dynamo_bisect", "default for --dynamo-bisect", type="bool", default=None)
     text = "keep the times of eager code and of compiling as benchmarks of their own, NAME:eager and NAME:compile"
     group.addoption("--dynamo-benchmark-rows", action="store_true", default=None, help=text)
     parser.addini("dynamo_benchmark_rows", "default for --dynamo-benchmark-rows", type="bool", default=None)
@@ -134,7 +135,7 @@ def option_given(config: pytest.Config, name: str) -> bool:
 def _ini(config: pytest.Config, name: str) -> Any:
     try:
         text = config.getini(f"dynamo_{name}")
-    except ValueError as error:  # a truth value that is none; newer pytest raises UsageError itself
+    except (ValueError, pytest.UsageError) as error:  # a truth value that is none
         raise pytest.UsageError(f"dynamo_{name}: {error}") from None
     if text is None or not isinstance(text, str):
         return text
@@ -195,7 +196,7 @@ def search_from_config(config: pytest.Config) -> Search:
     seconds, folder = option(config, "stage_timeout"), path_of(config, "artifacts")
     return Search(
         stage_timeout=Search().stage_timeout if seconds is None else seconds,
-        bisect=config.getoption("dynamo_bisect", False),
+        bisect=bool(option(config, "bisect")),
         artifacts=None if folder is None else str(folder),
     )
 

@@ -50,6 +50,8 @@ class Places:
             return "stdlib" if path.startswith("<frozen") else "library"
         installed = "/site-packages/" in path or "/dist-packages/" in path
         real = os.path.realpath(file)
+        if real.startswith(_OWN):
+            return "compiler"  # calls of this plugin are no more the user's than those of torch.compile
         for part in _COMPILER:
             # A project may have a folder of that name; torch itself may lie below the root, as source.
             own = not installed and real.startswith(self.root) and not _is_torch(path.partition(part)[0])
@@ -59,7 +61,7 @@ class Places:
             return "library"
         if real.startswith(_STDLIB):
             return "stdlib"
-        if real.startswith(self.root) and not real.startswith(_OWN):
+        if real.startswith(self.root):
             return "project"
         return "library"
 

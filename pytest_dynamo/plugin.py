@@ -22,7 +22,8 @@ __all__ = ["compiled", "compiled_variant"]
 _MARKER = (
     "compiled(backend='inductor', mode='default', dynamic=None, fullgraph=False, options=None, "
     "max_breaks=None, max_recompiles=None, max_graphs=None, max_cudagraph_skips=None, max_compile_time=None, "
-    "rtol=None, atol=None, max_error_ratio=None, allow_uncompiled=False): run the test once for each way of "
+    "min_speedup=None, max_memory_ratio=None, rtol=None, atol=None, max_error_ratio=None, grad=None, "
+    "check_alias=True, check_stride=False, allow_uncompiled=False): run the test once for each way of "
     "compiling, compared with eager mode; lists make the variants (pytest-dynamo)"
 )
 

@@ -71,6 +71,12 @@ class Recompile:
     reasons: tuple[str, ...]
     count: int
 
+    @property
+    def first_reasons(self) -> tuple[str, ...]:
+        """Some of them, for people: each compilation adds those of all before it."""
+        more = len(self.reasons) - 3
+        return (*self.reasons[:3], f"{more} more guards") if more > 1 else self.reasons
+
 
 @dataclass(frozen=True)
 class LimitHit:

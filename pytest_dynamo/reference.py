@@ -302,11 +302,12 @@ def within_rounding(
     # Few elements in low precision: eager's own error may be small by luck.
     few = 1 if eps < 1e-4 or c.numel() >= 16 else 5 if c.numel() == 1 else 4
     allowed = few * budget.rms if max_error_ratio is None else max_error_ratio
+    for_one = allowed * budget.element / budget.rms
     room = eager_error + eps * size + least
     ratio = compiled_error / room
     step = eps * r[finite].abs() + least
     largest = max(float(error.abs().max()) for error in errors)
-    excess = bool(((c - r)[finite].abs() > few * budget.element * (largest + step + eps * size)).any())
+    worst = float(((c - r)[finite].abs() / (largest + step + eps * size)).max())
     told = f"{compiled_error:.1e} vs eager's {eager_error:.1e} from float64, {ratio:.1f} times"
     told += " with rounding allowed for" + (", eager's operations rounding otherwise" if others else "")
     if overflown:
@@ -315,8 +316,10 @@ def within_rounding(
         told += f" (weak: eager itself is {100 * distance:.0f} % off)"
     if ratio > allowed:
         return Verdict(False, ratio, f"beyond rounding: {told}, {allowed:g} allowed")
-    if excess:
-        return Verdict(False, ratio, f"beyond rounding in single elements: {told}")
+    if worst > for_one:
+        return Verdict(
+            False, ratio, f"beyond rounding in single elements: {worst:.1f} times, {for_one:g} allowed: {told}"
+        )
     if allowed * room >= size > NOTHING * eager_error:
         return Verdict(None, ratio, f"can't be told from rounding, zeros would pass too: {told}")
     return Verdict(True, ratio, f"within rounding: {told}")

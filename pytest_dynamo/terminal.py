@@ -113,7 +113,7 @@ def observation_lines(observation: Observation) -> Iterator[str]:
         ignored = f"  (ignored: {found.ignored})" if found.ignored else ""
         yield f"{found.file}:{found.line}  graph break: {reasons}{ignored}"
     for again in observation.recompiles:
-        yield f"{again.file}:{again.line}  recompile: {'; '.join(again.reasons)}"
+        yield f"{again.file}:{again.line}  recompile: {'; '.join(again.first_reasons)}"
     for hit in observation.limit_hits:
         why = f": {hit.reason}" if hit.reason else ""
         yield f"{hit.file}:{hit.line}  recompile limit hit: {hit.function} stays in eager mode ({hit.limit}){why}"

@@ -115,7 +115,7 @@ def _recompiles(observation: Observation, limits: Limits) -> Iterator[Finding]:
     for found in observation.recompiles:
         times = f" ({found.count} times)" if found.count > 1 else ""
         message = f"{found.function} was compiled again{times}: {found.reasons[0]}"
-        message = "\n".join([message, *(f"and: {reason}" for reason in found.reasons[1:])])
+        message = "\n".join([message, *(f"and: {reason}" for reason in found.first_reasons[1:])])
         yield Finding("max_recompiles", allowed, seen, message, found.file, found.line, f"max_recompiles={seen}")
 
 

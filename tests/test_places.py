@@ -50,7 +50,7 @@ def frame(file: str | Path, line: int = 1) -> StackFrame:
         ("<frozen importlib._bootstrap>", "stdlib"),
         ("<string>", "library"),
         ("<eval_with_key>.1", "library"),
-        (OWN, "library"),
+        (OWN, "compiler"),
     ],
 )
 def test_kind(root: Path, file: str, kind: str) -> None:
@@ -64,7 +64,9 @@ def test_this_plugin_is_no_project_even_in_its_own_repository() -> None:
     """Lines of the plugin are never told as lines of the user's."""
     root = Path(OWN).parent.parent
     places = Places(root)
-    assert places.kind(OWN) == "library"
+    assert places.kind(OWN) == "compiler"
+    stack = [frame(root / "tests" / "test_places.py", 7), frame(OWN)]
+    assert places.site(stack) == stack[0]
     assert places.kind(str(root / "tests" / "test_places.py")) == "project"
 
 

@@ -446,7 +446,7 @@ def test_faults_in_code_fail_and_tell_the_ratio(project):
             compiled(torch.nn.Linear(8, 8))(torch.randn(4, 8))
         """
     )
-    run.result.assert_outcomes(failed=2)  # single elements are off too
+    run.result.assert_outcomes(failed=1, passed=1)
     (check,) = (c for c in run.record("test_it[off]")["parity"]["checks"] if c["path"] == "out")
     assert check["passed"] is False
     assert check["error_ratio"] > 1000

@@ -529,6 +529,49 @@ def test_no_capture_of_a_skipped_frame(observer: Observer) -> None:
     assert (seen.graphs, seen.ops) == (0, 0)
 
 
+def sparse_argument(x: Any) -> Any:
+    return torch.sparse.mm(x, torch.ones(4, 2))
+
+
+def test_what_dynamo_does_not_know_yet_is_not_asked(observer: Observer) -> None:
+    """A value of Dynamo's that raises when it is looked at stands in a frame of the compiler: the break counts."""
+    torch.compile(sparse_argument, backend="eager")(torch.eye(4).to_sparse())
+    seen = seen_by(observer)
+    assert seen.break_count == 1
+    assert [found.kind for found in seen.breaks] == ["skipped_frame"]
+    assert "sparse" in seen.breaks[0].reasons[0].text
+
+
+table = torch.zeros(4, 2)
+
+
+def by_number(i: Any, x: Any) -> Any:
+    y = x + 1
+    table[i] = x  # breaks
+    return table.sum() + y
+
+
+def calls_by_number(i: Any, x: Any) -> Any:
+    return by_number(i, x * 2) + 1
+
+
+@pytest.mark.parametrize("fn", [by_number, calls_by_number])
+def test_an_operation_that_the_backend_fails_on_is_one_break_at_its_line(
+    observer: Observer, fn: Callable[..., Any]
+) -> None:
+    """Dynamo does without the backend then, and logs it several times, at other lines."""
+    torch.compile(fn, backend="aot_eager")(torch.tensor(1), torch.ones(2))
+    seen = seen_by(observer)
+    assert lines_of(seen) == [line_that("table[i] = x  # breaks")]
+    (reason,) = seen.breaks[0].reasons
+    assert reason.reason == "Backend compiler exception: aot_eager failed with aten._local_scalar_dense.default"
+
+
+def line_that(ends: str) -> int:
+    (number,) = (number for number, line in enumerate(SOURCE, 1) if line.endswith(ends) and "line_that" not in line)
+    return number
+
+
 def test_graphs_and_operations(observer: Observer) -> None:
     """Graphs with operations are counted, and their operations."""
     torch.compile(in_the_middle, backend="eager")(X)

@@ -59,6 +59,15 @@ def test_a_limit_allows_up_to_its_number(
     assert [(f.limit, f.allowed, f.seen) for f in found] == [(limit, one_over, count)] * places
 
 
+def test_many_guards_are_told_in_short() -> None:
+    """Each compilation adds the guards of all before it."""
+    guards = tuple(f"size {number}" for number in range(30))
+    seen = Observation(recompiles=(Recompile("a.py", 1, "f", guards, 9),))
+    (finding,) = judge(seen, Limits(max_recompiles=2))
+    assert finding.message.splitlines()[1:] == ["and: size 1", "and: size 2", "and: 27 more guards"]
+    assert Recompile("a.py", 1, "f", guards[:4], 4).first_reasons == guards[:4]
+
+
 @pytest.mark.parametrize("seen", [BREAKS, RECOMPILES, SKIPS, GRAPHS, TIME])
 def test_a_limit_of_none_judges_nothing(seen: Observation) -> None:
     """Without a limit nothing is broken."""
