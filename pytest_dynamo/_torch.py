@@ -685,8 +685,8 @@ def is_dropout(func: Any) -> bool:
     return str(func) == "aten.native_dropout.default"
 
 
-#: Operations whose results hold nothing but numbers of their operands. A cast rounds as the program says: that
-#: is no freedom of whoever computes.
+#: Operations whose results hold nothing but numbers of their operands, or whole numbers that every computer finds. A
+#: cast rounds as the program says: that is no freedom of whoever computes.
 _COPYING = frozenset(
     {
         *(
@@ -707,6 +707,8 @@ _COPYING = frozenset(
         *("constant_pad_nd", "repeat", "max_pool2d_with_indices", "threshold_backward", "zeros_like", "ones_like"),
         *("full_like", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full", "masked_fill", "clamp"),
         *("slice_backward", "select_backward", "index_put", "index_put_", "scatter", "masked_select", "tril", "triu"),
+        *("round", "floor", "ceil", "trunc", "round_", "floor_", "ceil_", "trunc_", "sign", "sgn", "clamp_", "relu_"),
+        *("clamp_min", "clamp_max", "neg_", "abs_", "masked_fill_", "hardtanh", "hardtanh_backward"),
     }
 )
 
@@ -714,6 +716,29 @@ _COPYING = frozenset(
 def copies(func: Any) -> bool:
     """Whether an operation computes nothing and so rounds nothing."""
     return func.overloadpacket.__name__ in _COPYING
+
+
+#: Operations in which compiled code adds in an order of its own, which is that of their decomposition.
+_ADDING = frozenset(
+    {
+        *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+        *("native_batch_norm_backward", "var", "var_mean", "std", "std_mean", "linalg_vector_norm"),
+        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+        *("nll_loss_forward", "mse_loss"),
+    }
+)
+
+
+def decomposition(func: Any) -> Any:
+    """A function of simpler operations that does what an operation does that adds up; None: it doesn't, or is none."""
+    table = getattr(_module("torch._decomp"), "decomposition_table", {})
+    return table.get(func) if func.overloadpacket.__name__ in _ADDING else None
+
+
+def sums(func: Any) -> str | None:
+    """``sum``, ``mean`` or, for the gradient of a bias, ``convolution_backward``, if an operation is that."""
+    name: str = func.overloadpacket.__name__
+    return name if name in ("sum", "mean", "convolution_backward") and "out" not in str(func) else None
 
 
 #: Operations that write the running statistics, their fourth and fifth argument, and do not say it.

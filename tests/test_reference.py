@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_dynamo.reference import Float64
 from pytest_dynamo.reference import OtherRounding
+from pytest_dynamo.reference import in_lanes
 from pytest_dynamo.reference import within_rounding
 from pytest_dynamo.state import CopyBeforeWrite
 
@@ -469,3 +470,117 @@ def test_gradients_in_float64(dtype: torch.dtype) -> None:
     for grad, reference in zip(grads, expected):
         error = (grad.double() - reference).norm() / reference.norm()
         assert error < torch.finfo(dtype).eps
+
+
+# -- sums in another order ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(("shape", "dims"), [((7, 5, 33), [0, 2]), ((100,), [0]), ((0, 3), [0]), ((2000, 2), [0])])
+def test_lanes_add_all_numbers_once(shape: tuple[int, ...], dims: list[int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    for seed in range(4):
+        found = in_lanes(x, dims, seed)
+        assert found.shape == x.sum(dims).shape
+        torch.testing.assert_close(found.to(dtype), x.sum(dims), rtol=1e-2, atol=1e-2)
+
+
+def test_other_roundings_add_in_another_order() -> None:
+    """Equal numbers that no float32 holds: eager adds them in pairs, other code one after the other."""
+    x = torch.full((10_000,), 0.1)
+    exact = 10_000 * float(torch.tensor(0.1))
+    with OtherRounding(0):
+        found = (x.sum(), x.mean() * 10_000, x.view(100, 100).sum((0, 1)))
+    for one in found:
+        assert 1e-6 < abs(one.item() - exact) / exact < 1e-4
+    assert abs(x.sum().item() - exact) / exact < 1e-6
+
+
+def test_sums_of_thousands_are_rounding(project):
+    """Inductor adds one number after the other in each lane, eager in pairs, whose errors are far smaller."""
+    run = project.test(
+        """
+        import pytest, torch
+        from torch import nn
+
+        pytestmark = pytest.mark.compiled(max_breaks=0)
+
+        def test_bias(compiled):
+            torch.manual_seed(0)
+            m = nn.Linear(16, 4)
+            compiled(lambda x: m(x).mean(0))(torch.randn(10000, 16))
+
+        def test_norms(compiled):
+            torch.manual_seed(1)
+            m = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+            compiled(m)(torch.randn(4, 3, 32, 32))
+            m = nn.LayerNorm(16)
+            compiled(lambda x: m(x).mean(1))(torch.randn(2, 20000, 16))
+
+        def test_what_is_left_of_a_mean(compiled):
+            torch.manual_seed(0)
+            compiled(lambda x: (x - x.mean()).sum())(torch.randn(200000))
+
+        def test_small_float16(compiled):
+            torch.manual_seed(0)
+            compiled(lambda x: (x * x).sum(-1).sqrt())((torch.randn(128, 64) * 1e-4).half())
+
+        def test_float16_that_overflows(compiled):
+            compiled(lambda x: x * x * 2 - x * x)(torch.tensor([300.0, 1.0, 2.0]).half())
+        """
+    )
+    run.result.assert_outcomes(passed=5)
+    notes = [check["note"] for check in run.record("test_bias[inductor]")["parity"]["checks"]]
+    assert any("eager's operations rounding otherwise" in note for note in notes if note)
+
+
+def test_sums_that_are_wrong_are_no_rounding(project):
+    """One number too few of ten thousand."""
+    run = project.test(
+        """
+        import pytest, torch
+        from torch import nn
+
+        def misses_one(gm, inputs):
+            for node in gm.graph.nodes:
+                if node.target == "mean":
+                    with gm.graph.inserting_after(node):
+                        node.replace_all_uses_with(wrong := gm.graph.call_function(torch.mul, (node, 1 - 1e-4)))
+                        wrong.args = (node, 1 - 1e-4)
+            gm.recompile()
+            return gm.forward
+
+        @pytest.mark.compiled(backend=misses_one)
+        def test_sum(compiled):
+            torch.manual_seed(0)
+            m = nn.Linear(16, 4)
+            compiled(lambda x: m(x).mean(0))(torch.randn(10000, 16) + 1)
+        """
+    )
+    run.result.assert_outcomes(failed=1)
+
+
+def test_whole_numbers_are_no_rounding(project):
+    """Results of round are whole in every rounding, and so are the integers made of them."""
+    run = project.test(
+        """
+        import pytest, torch
+
+        def off_by(step):
+            def backend(gm, inputs):
+                return lambda *args: tuple(out + step for out in gm(*args))
+            return backend
+
+        @pytest.mark.compiled(backend=off_by(1))
+        def test_int64(compiled):
+            torch.manual_seed(0)
+            compiled(lambda x, w: (x @ w * 1000).round().long())(torch.randn(64, 64), torch.randn(64, 64))
+
+        @pytest.mark.compiled(backend=off_by(-1))
+        def test_int8(compiled):
+            torch.manual_seed(0)
+            compiled(lambda x: (x / 0.02).round().clamp(-120, 120).to(torch.int8))(torch.rand(64, 64) + 1)
+        """
+    )
+    run.result.assert_outcomes(failed=2)
