@@ -216,7 +216,7 @@ class _Comparison:
         wide = torch.complex128 if isinstance(expected, complex) else torch.float64
         a, e = (torch.tensor(v, dtype=wide, device="cpu") for v in (actual, expected))
         self._pairs[path] = (a.to(dtype), e.to(dtype))
-        return self._close(a, e, path, *self._limits(dtype))
+        return self._close(a, e, path, *self._scaled(dtype, e))
 
     # -- tensors --
 
@@ -256,13 +256,14 @@ class _Comparison:
     def _plain(self, actual: torch.Tensor, expected: torch.Tensor, path: str) -> Check:
         if not (expected.is_floating_point() or expected.is_complex()):
             return self._exact(actual, expected, path)
-        rtol, atol = self._limits(expected.dtype)
         if expected.numel() == 0 or _bitwise(actual, expected):
             return self._check("values", path, True, max_abs=0.0, max_rel=0.0)
-        if self._tolerances.atol is None:
-            # An absolute tolerance says nothing about numbers that are smaller than it.
-            atol *= min(1.0, _size(expected))
-        return self._close(actual, expected, path, rtol, atol)
+        return self._close(actual, expected, path, *self._scaled(expected.dtype, expected))
+
+    def _scaled(self, dtype: torch.dtype, expected: torch.Tensor) -> tuple[float, float]:
+        """Limits of a dtype. An absolute tolerance says nothing about numbers that are smaller than it."""
+        rtol, atol = self._limits(dtype)
+        return rtol, atol * min(1.0, _size(expected)) if self._tolerances.atol is None else atol
 
     def _limits(self, dtype: torch.dtype) -> tuple[float, float]:
         default = DTYPE_TOLERANCES.get(dtype)

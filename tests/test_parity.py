@@ -531,6 +531,15 @@ def test_infinite_tolerance_still_wants_nan_and_inf_where_eager_has_them() -> No
 # -- numbers and notes ----------------------------------------------------------------------------
 
 
+def test_small_numbers_have_a_tolerance_of_their_size() -> None:
+    """A learning rate of 1e-5 that was not halved is no rounding."""
+    assert both(1e-5, 5e-6) != []
+    assert both(9e-6, 1e-6) != []
+    assert both(1e-9 * (1 + 1e-6), 1e-9) == []
+    assert both(0.0, 0.0) == []
+    assert both(1e-5, 5e-6, rtol=0, atol=1e-5) == []
+
+
 def test_numbers_of_a_check_that_passed() -> None:
     """Also a check that passed says how far off it was."""
     (check,) = compare(t(1.0, 2.0 + 2**-20), t(1.0, 2.0), tolerances=Tolerances())
