@@ -48,6 +48,7 @@ OUTPUT_CODE_LOGGERS = tuple(f"torch._inductor.{part}.__output_code" for part in 
 _START = "torchdynamo start compiling"
 _LIMIT = "torch._dynamo hit config."
 _SKIP = "skipping: %s (reason"
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 _CONVERT_FILE = os.path.join("torch", "_dynamo", "convert_frame.py")
 _COMPILER_FOLDER = os.path.join("torch", "_dynamo", "")
 _PYTEST_NAMES = ("@py_assert", "@pytest_ar")
@@ -636,7 +637,10 @@ def in_backward() -> bool:
     """Whether a gradient is being computed in this thread, and no forward pass again as for a checkpoint."""
     import torch
 
-    return bool(torch._C._current_graph_task_id() != -1) and not torch.is_grad_enabled()
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    # Where gradients are differentiated again they are computed in grad mode, as a checkpoint's forward pass is.
+    return not torch.is_grad_enabled() or not any(frame.f_code.co_filename.endswith(_CHECKPOINT) for frame in _frames())
 
 
 def casts(func: Any) -> bool:

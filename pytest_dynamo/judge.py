@@ -79,6 +79,8 @@ class Judge:
         self._no_reference = "no float64 reference"
         #: Part of the call ran where the float64 run does not reach.
         self._hidden = False
+        #: The float64 run gives gradients that the call itself took, rounded once.
+        self._rounded = False
         self._unstable: set[str] | None = None
         #: State that a run changed and that can't be put back, as nobody keeps copies of what eager leaves alone.
         self.damaged: set[str] = set()
@@ -233,6 +235,7 @@ class Judge:
             wide = Float64(self.start.draws)
             self._references |= self._rerun(wide, doubtful)
             self._hidden = wide.higher_order
+            self._rounded = wide.took_gradients
         checks = [self._rejudged(c, pairs) if c.path in doubtful else c for c in checks]
         others: dict[str, list[torch.Tensor]] = {}
         for seed in range(OTHER_ROUNDINGS):
@@ -265,7 +268,8 @@ class Judge:
         if _whole(pairs[check.path][1]):
             seen = [*others, *([] if reference is None else [reference])]
             return _follows_from_rounding(check, *pairs[check.path], seen)
-        if reference is None or (check.what == "values" and reference.dtype == pairs[check.path][1].dtype):
+        narrow = reference is not None and reference.dtype == pairs[check.path][1].dtype
+        if reference is None or (check.what == "values" and narrow and not self._rounded):
             passed = None if self._hidden else False
             return replace(check, passed=passed, note=f"{first}\n{self._no_reference}")
         verdict = within_rounding(

@@ -41,6 +41,9 @@ class Float64(_torch.dispatch_mode()):  # type: ignore[misc]
         self._draws = list(draws)
         #: Met an operator of a higher order, which does not tell what it does inside.
         self.higher_order = False
+        #: The call itself took gradients: they are rounded once to what they belong to.
+        self.took_gradients = False
+        self._called = False
         self._functions: Any = _WideArguments()
 
     def __enter__(self) -> Any:
@@ -51,6 +54,7 @@ class Float64(_torch.dispatch_mode()):  # type: ignore[misc]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        self._called = True  # gradients that are taken afterwards are ours
         super().__exit__(*error)
         self._functions.__exit__(*error)
         self._unchecked.stop()
@@ -64,6 +68,7 @@ class Float64(_torch.dispatch_mode()):  # type: ignore[misc]
             raise NotImplementedError(f"{func} reads the bits of a tensor")
         if _torch.casts(func) and _torch.in_backward():
             # What is wide itself has wide gradients: this one leaves for a tensor that is not.
+            self.took_gradients = self.took_gradients or not self._called
             return func(*args, **kwargs)
         if _torch.makes_views(func):
             # What is written through a view has to arrive in its base.
@@ -86,6 +91,7 @@ class Float64(_torch.dispatch_mode()):  # type: ignore[misc]
         if narrow_only and not written and _torch.in_backward():
             # Autograd expects what it computes from a narrow gradient to be as narrow.
             (dtype,) = dtypes & _WIDER.keys()
+            self.took_gradients = self.took_gradients or not self._called
             return _torch.map_values(lambda v: v.to(dtype) if _is_wide(v) else v, out)
         narrow = {id(wide[key]): tensor for key, tensor in written.items() if key in wide}
         for key, tensor in written.items():

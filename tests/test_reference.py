@@ -584,3 +584,42 @@ def test_whole_numbers_are_no_rounding(project):
         """
     )
     run.result.assert_outcomes(failed=2)
+
+
+def test_gradients_that_the_call_takes_itself_have_a_reference(project):
+    """By torch.func in grad mode, by autograd.grad without; rounded once, they tell rounding from a fault."""
+    run = project.test(
+        """
+        import pytest, torch
+        from torch.func import grad, vmap
+
+        def by_func(x, w):
+            return vmap(grad(lambda y: torch.tanh(y @ w).pow(2).sum()))(x)
+
+        def by_hand(x, w):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(torch.tanh(x @ w).pow(2).sum() * 3, x)[0]
+
+        def given(dtype):
+            torch.manual_seed(0)
+            return torch.randn(16, 20).to(dtype), torch.randn(20, 20).to(dtype)
+
+        def too_large(gm, inputs):
+            return lambda *args: tuple(out * 1.1 for out in gm(*args))
+
+        dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+        functions = pytest.mark.parametrize("fn", [by_func, by_hand])
+
+        @dtypes
+        @functions
+        @pytest.mark.compiled
+        def test_rounding(compiled, fn, dtype):
+            compiled(fn)(*given(dtype))
+
+        @dtypes
+        @pytest.mark.compiled(backend=too_large)
+        def test_fault(compiled, dtype):
+            compiled(by_func)(*given(dtype))
+        """
+    )
+    run.result.assert_outcomes(passed=4, failed=2)
