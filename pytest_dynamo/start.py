@@ -195,10 +195,26 @@ class Start:
         found = dict(named_state(self.owners)).get(written.path)
         return None if found is None else found.detach()
 
-    def differences(self) -> Iterator[tuple[str, Any, Any]]:
-        """Attributes, items and gradients that eager or the run since `rewind` changed: (path, now, eager's)."""
+    def then(self, written: Written) -> torch.Tensor | None:
+        """The tensor that a changed one was before the call; `before` tells what it held."""
+        return self._named.get(written.path) if written.tensor is None else written.tensor
+
+    def before(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor of state, or a clone, held before the call; None: not known."""
+        key = _torch.storage_key(tensor)
+        if key is None:
+            return None
+        content = self._mode.before[key][1] if key in self._mode.before else self._clone_contents.get(key)
+        if content is None:
+            return tensor.detach()  # nobody wrote to it
+        if content.nbytes() != tensor.untyped_storage().nbytes():
+            return None
+        return _torch.view_of(content, tensor)  # type: ignore[no-any-return]
+
+    def differences(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        """Attributes, items and gradients that eager or the run since `rewind` changed: (path, then, now, eager's)."""
         for path, (then, now) in self._state.changed(self.changed).items():
-            yield path, now, self.changed.get(path, then)
+            yield path, then, now, self.changed.get(path, then)
 
     def meddled(self) -> Iterator[str]:
         """Names of the tensors of state that differ from the start though eager did not change them."""

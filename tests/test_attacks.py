@@ -281,6 +281,81 @@ def test_nested_state(compiled):
     run.result.assert_outcomes(passed=1, xfailed=5)
 
 
+def test_small_changes_that_compiled_drops(project):
+    """Changes within the tolerances of what they change must not be lost; those within rounding may."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def drops(graph, example_inputs):
+    return lambda *args: graph(*[arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args])
+
+bad = pytest.mark.xfail(raises=__import__("pytest_dynamo").ParityError, strict=True)
+dropping = pytest.mark.compiled(backend=drops)
+
+@bad
+@eager
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_moving_average(compiled, how):
+    class Average(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.ones(4))
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                if how == "in place":
+                    self.mean.lerp_(x, 1e-6)
+                else:
+                    self.mean = self.mean.lerp(x, 1e-6)
+            return x + 1
+    compiled(Average())(X)
+
+@bad
+@eager
+def test_optimizer(compiled):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    def step(x):
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        if not torch.compiler.is_compiling():
+            optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    compiled(step)(X)
+
+@bad
+@dropping
+@pytest.mark.parametrize("start, by", [(torch.ones(4), 5e-6), (torch.tensor([100.0]).bfloat16(), 1.0)])
+def test_argument(compiled, start, by):
+    compiled(lambda x, y: (x.add_(by), y + 1)[1])(start, X)
+
+@bad
+@pytest.mark.compiled(backend=drops, atol=0.1)
+def test_own_tolerances(compiled):
+    compiled(lambda x, y: (x.add_(1e-3), y + 1)[1])(torch.ones(4), X)
+
+@dropping
+def test_one_step_of_rounding(compiled):
+    compiled(lambda x, y: (x.add_(1.2e-7), y + 1)[1])(torch.ones(4), X)
+
+@dropping
+def test_made_up_by_rounding(compiled):
+    torch.manual_seed(0)
+    y = torch.randn(100) * 1000
+    compiled(lambda x, y: (x.add_((y + 1 - y - 1).sum()), y + 1)[1])(torch.ones(1), y)
+
+@dropping
+def test_unchanged(compiled):
+    compiled(lambda x, y: (x.mul_(1), y + 1)[1])(torch.ones(4), X)
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(passed=3, xfailed=6)
+    assert "eager changed it, by " in project.run("-k test_own_tolerances", "--runxfail").text
+
+
 def test_arguments_that_are_hard_to_copy(project):
     """Sentinels keep their identity; locks and modules among the arguments don't leave state changed."""
     project.file(
