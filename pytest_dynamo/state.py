@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import random
 import sys
 import types
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -132,7 +132,7 @@ def named_state(owners: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
 def named_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
     """Owners with what stands before the names in them: nothing for the only module, else class and number."""
     modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
-    counts: Counter[str] = Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for owner in owners:
         name = "tensor" if isinstance(owner, torch.Tensor) else type(owner).__name__
         counts[name] += 1
@@ -221,7 +221,7 @@ class State:
                 self._held.append(value)
             if isinstance(value, CONTAINERS):
                 self._containers.append((path, value, copy.copy(value)))
-            elif is_random(value):
+            if is_random(value):
                 self._generators.append((value, _position(value)))
             elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
                 self._attributes.append((f"{path}.", value, type(value), dict(vars(value))))
@@ -339,24 +339,39 @@ def _put(generator: Any, position: Any) -> None:
         generator.set_state(position)
 
 
+#: What containers are changed and read by: their own classes may forbid or count it. The first that fits is used.
+_BASES = (collections.OrderedDict, *CONTAINERS)
+
+
+def _base(container: Any) -> Any:
+    return next(base for base in _BASES if isinstance(container, base))
+
+
 def _differs(container: Any, content: Any) -> bool:
     """Whether a dict, list, set or deque holds other objects than ``content``, or in another order."""
-    if isinstance(container, dict):
-        return list(container) != list(content) or any(container[k] is not content[k] for k in content)
     if isinstance(container, set):
         return bool(container != content)
-    return len(container) != len(content) or any(a is not b for a, b in zip(container, content))
+    held, kept = (list(_base(side).__iter__(side)) for side in (container, content))
+    if isinstance(container, dict):
+        if held != kept:
+            return True
+        held, kept = (list(_base(side).values(side)) for side in (container, content))
+    return len(held) != len(kept) or any(a is not b for a, b in zip(held, kept))
 
 
 def _refill(container: Any, content: Any) -> None:
     """Give a dict, list, set or deque its former content, in place and only if it differs."""
     if not _differs(container, content):
         return
-    container.clear()
-    if isinstance(container, (dict, set)):
-        container.update(content)
+    base = _base(container)
+    base.clear(container)
+    if isinstance(container, dict):
+        for key, value in _base(content).items(content):
+            base.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        base.update(container, content)
     else:
-        container.extend(content)
+        base.extend(container, content)
 
 
 # -- what nobody wrote to ------------------------------------------------------------------------------

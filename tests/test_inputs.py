@@ -793,6 +793,49 @@ def test_order_of_a_dict_is_put_back() -> None:
     assert list(module.table) == ["a", "b"]
 
 
+class Output(collections.OrderedDict[str, Any]):
+    """Forbids changes of its own, as outputs of transformers do."""
+
+    name: str
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError
+
+    clear = pop = update
+
+
+class Tally(collections.Counter[str]):
+    """Adds what it is given."""
+
+
+class Log(list[Any]):
+    def clear(self) -> None:
+        raise TypeError
+
+    def extend(self, items: Any) -> None:
+        raise TypeError
+
+
+def test_containers_that_forbid_changes_are_put_back() -> None:
+    """Their own methods are not called for it; attributes of theirs are put back too."""
+    output, log, tally = Output(a=1, b=2), Log([1, 2]), Tally(a=3)
+
+    output.name = "first"
+
+    def change() -> None:
+        output["c"] = output["a"]
+        output.name = "second"
+        output.move_to_end("a")
+        log.append(3)
+        tally["a"] += 1
+
+    eager(change)
+    assert list(output.items()) == [("a", 1), ("b", 2)]
+    assert output.name == "first"
+    assert log == [1, 2]
+    assert tally == {"a": 3}
+
+
 def test_requires_grad_is_put_back() -> None:
     """A parameter that the call froze is not frozen afterwards."""
     module = torch.nn.Linear(2, 2)
