@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import random
+import sys
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -184,6 +185,12 @@ def has_attributes(value: Any) -> bool:
     )
 
 
+def _of_a_library(value: Any) -> bool:
+    """Whether an object is of Python's or torch's own."""
+    home = type(value).__module__.partition(".")[0]
+    return home == "torch" or home in sys.stdlib_module_names
+
+
 def is_filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - an empty cell raises
@@ -242,8 +249,9 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
     """Copy a tree of arguments; return it, and what could not be copied faithfully.
 
     Tensors keep strides, offsets, ``requires_grad``, class and attributes; views of one storage stay
-    views of one storage; containers and objects are copied around them. Modules and optimizers, and
-    tensors that share storage with one of ``keep``, stay themselves.
+    views of one storage; containers and objects are copied around them, also the objects of bound methods.
+    Modules and optimizers, methods of objects in ``keep`` or of a library, and tensors that share storage
+    with one of ``keep``, stay themselves.
     """
     memo: dict[int, Any] = {}
     notes: list[str] = []
@@ -260,7 +268,11 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
                     notes.append("hooks of an argument tensor were not copied to its clone")
         elif isinstance(value, torch.Generator):
             memo[id(value)] = value.clone_state()
-        elif isinstance(value, (*STATEFUL, types.FunctionType, types.MethodType)) or _unchangeable(value):
+        elif isinstance(value, types.MethodType):
+            owner = value.__self__
+            if is_foreign(owner) or _of_a_library(owner) or any(owner is one for one in keep):
+                memo[id(value)] = value
+        elif isinstance(value, (*STATEFUL, types.FunctionType)) or _unchangeable(value):
             memo[id(value)] = value
     # Each attempt on a copy: one that fails leaves half-filled containers in its memo.
     try:

@@ -111,6 +111,9 @@ class _Comparison:
             yield difference or self._check("values", path, True)
         elif isinstance(expected, types.FunctionType):
             yield from self._function(actual, expected, path)
+        elif isinstance(expected, types.MethodType):
+            yield from self.values(actual.__func__, expected.__func__, path)
+            yield from self.values(actual.__self__, expected.__self__, f"{path}.__self__")
         elif isinstance(expected, _IDENTITY):
             yield self._check("values", path, False, f"compiled {_short(actual)}, eager {_short(expected)}")
         elif isinstance(expected, dict):

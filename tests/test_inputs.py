@@ -330,12 +330,17 @@ def test_modules_and_optimizers_stay_themselves() -> None:
 
 
 def test_functions_stay_themselves() -> None:
-    """Functions and bound methods are the same objects in both runs."""
+    """Functions and bound methods are the same objects in both runs; but objects that hold something are copied."""
 
     class Owner:
         def method(self) -> None: ...
 
-    owner = Owner()
+    owner, holder = Owner(), Owner()
+    holder.held = [1]  # type: ignore[attr-defined]
+    method = clone(holder.method)
+    assert method.__self__ is not holder
+    assert method.__self__.held == [1]
+    assert clone(holder.method, keep=[holder]).__self__ is holder
     copied = clone([test_cycles_are_copied, owner.method, len])
     assert copied[0] is test_cycles_are_copied
     assert copied[1] == owner.method

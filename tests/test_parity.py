@@ -613,3 +613,12 @@ def test_keys_that_are_tensors() -> None:
     assert both({t(1.0): 1}, {t(1.0): 1}) == []
     assert [check.what for check in both({t(1.0): 1}, {t(1.0, 2.0): 1})] == ["structure"]
     assert [check.what for check in both({t(1.0): 1}, {t(1.0): 2})] == ["values"]
+
+
+def test_bound_methods_are_compared_by_their_objects() -> None:
+    """Those of a copy agree with those of the original, unless one of the objects was changed."""
+    assert both(Both(1, 2).__init__, Both(1, 2).__init__) == []  # type: ignore[misc]
+    (check,) = both(Both(1, 2).__init__, Both(1, 3).__init__)  # type: ignore[misc]
+    assert (check.path, check.passed) == ("out.__self__.y", False)
+    (check,) = both([].append, [].clear)
+    assert check.passed is False

@@ -417,12 +417,36 @@ def batch_norm_in_inference_mode(wrap: Wrap) -> Any:
     return [out.clone() for out in outputs], model
 
 
+class Counting:
+    """Counts the calls of its methods."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.total = torch.zeros(3)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.total += x
+        return x * self.calls
+
+    def step(self, method: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return method(x) + self.calls
+
+
+def method_as_argument(wrap: Wrap) -> Any:
+    own, other = Counting(), Counting()
+    fast = wrap(own.step)
+    outputs = [fast(method, torch.randn(3)) for method in (own.scaled, other.scaled) for _ in range(CALLS)]
+    return outputs, own.calls, own.total, other.calls, other.total
+
+
 SCENARIOS = [
     *(scheduler, own_scaler, grad_scaler, own_optimizer, lbfgs, loss_with_graph),
     *(generator_in_closure, python_random_in_closure, numpy_random_in_closure),
     *(generator_as_attribute, python_random_as_attribute, numpy_random_as_attribute),
     *(modules_in_a_list, nonlocal_names, global_dict, global_object),
-    *(state_fed_back, pairs_fed_back, dict_fed_back),
+    *(state_fed_back, pairs_fed_back, dict_fed_back, method_as_argument),
     *(hidden_state, gradients_left_in_an_argument, batch_norm_in_inference_mode),
 ]
 #: What the report says of a scenario; of all others, nothing.
