@@ -579,6 +579,12 @@ def is_compilers(name: str) -> bool:
     return name.startswith(("_dynamo", "_torchdynamo", "_is_torch_compile"))
 
 
+def hooks(module: Any) -> list[Any]:
+    """What a module calls before and after its forward and backward."""
+    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return [hook for kind in kinds for hook in kind.values()]
+
+
 def is_wrapper(tensor: Any) -> bool:
     """Whether a tensor only wraps others and has no storage of its own, as DTensor does."""
     return hasattr(tensor, "__tensor_flatten__")

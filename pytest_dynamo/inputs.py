@@ -64,11 +64,20 @@ def named_children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif not isinstance(value, (types.FunctionType, types.ModuleType)) and not is_foreign(value):
         yield from ((f".{name}", held) for name, held in getattr(value, "__dict__", {}).items())
-        for cls in type(value).__mro__:
-            slots = vars(cls).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, name):
-                    yield f".{name}", getattr(value, name)
+        yield from ((f".{name}", getattr(value, name)) for name in slots(value) if hasattr(value, name))
+
+
+def slots(value: Any) -> list[str]:
+    """Names of the slots that the classes of an object declare."""
+    declared = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    names = [name for given in declared for name in ((given,) if isinstance(given, str) else given)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object holds in its ``__dict__`` and in slots."""
+    in_slots = {name: getattr(value, name) for name in slots(value) if hasattr(value, name)}
+    return {**getattr(value, "__dict__", {}), **in_slots}
 
 
 def _word(key: object) -> str:
@@ -114,7 +123,8 @@ def walk(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
 def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
     """What a call can change and is not cloned for it.
 
-    Modules and optimizers in ``fn``, in what it closes over, in globals that it names and in arguments;
+    Modules and optimizers in ``fn``, in what it closes over, in globals that it names and in arguments; so
+    for what the modules in turn call, which are the forward functions and hooks of all their submodules;
     tensors, generators of random numbers, objects and containers there, but for those in arguments;
     variables of enclosing functions themselves.
     """
@@ -130,6 +140,7 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
                 if isinstance(value, torch.nn.Module):
                     own = (vars(module).items() for module in value.modules())
                     todo += [(held, True) for items in own for name, held in items if name not in OF_EVERY_MODULE]
+                    todo += [(called, True) for module in value.modules() for called in _called(module)]
             elif isinstance(value, torch.Tensor) and start is not arguments:
                 found[id(value)] = value
             elif isinstance(value, types.FunctionType):
@@ -170,18 +181,23 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_users(value: Any) -> bool:
-    """Whether a function may use a module of the user's: all may but torch's own."""
-    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] != "torch"
+def _called(module: torch.nn.Module) -> Iterator[Any]:
+    """What a call of a module runs: its forward function and hooks."""
+    return (found for found in (type(module).forward, *_torch.hooks(module)) if _is_users(found))
+
+
+def _is_users(called: Any) -> bool:
+    """Whether a function, or what is called like one, may use state of the user's: all may but torch's own."""
+    return str(getattr(called, "__module__", "")).partition(".")[0] not in ("torch", "pytest_dynamo")
 
 
 def has_attributes(value: Any) -> bool:
     """Whether an object keeps state in attributes of its own."""
     return (
         not is_foreign(value)
-        and isinstance(getattr(value, "__dict__", None), dict)
         and not isinstance(value, (torch.Tensor, torch.Generator, types.MethodType, functools.partial))
         and not isinstance(value, (type, types.ModuleType))
+        and (isinstance(getattr(value, "__dict__", None), dict) or (bool(slots(value)) and not _of_a_library(value)))
     )
 
 

@@ -19,10 +19,12 @@ from pytest_dynamo.inputs import CONTAINERS
 from pytest_dynamo.inputs import OF_EVERY_MODULE
 from pytest_dynamo.inputs import STATEFUL
 from pytest_dynamo.inputs import Variable
+from pytest_dynamo.inputs import attributes
 from pytest_dynamo.inputs import has_attributes
 from pytest_dynamo.inputs import is_filled
 from pytest_dynamo.inputs import is_random
 from pytest_dynamo.inputs import named
+from pytest_dynamo.inputs import slots
 from pytest_dynamo.inputs import state_tensors
 from pytest_dynamo.inputs import walk
 
@@ -191,7 +193,7 @@ class State:
             if isinstance(owner, torch.optim.Optimizer):
                 state = {key: dict(value) for key, value in owner.state.items()}
                 self._optimizers.append((owner, state, [dict(group) for group in owner.param_groups]))
-                self._attributes.append((prefix, owner, type(owner), dict(vars(owner))))
+                self._attributes.append((prefix, owner, type(owner), attributes(owner)))
                 for name, held in vars(owner).items():
                     if name not in _OF_EVERY_OPTIMIZER:
                         self._keep(held, f"{prefix}{name}", seen)
@@ -212,7 +214,7 @@ class State:
         """Keep what ``owner`` holds, and what containers and objects in it hold, at any depth."""
         inside: Iterator[tuple[str, Any]]
         if isinstance(owner, STATEFUL):
-            self._attributes.append((prefix, owner, type(owner), dict(vars(owner))))
+            self._attributes.append((prefix, owner, type(owner), attributes(owner)))
             inside = (found for name, held in vars(owner).items() for found in named(held, prefix + name, seen))
         else:
             inside = named(owner, prefix.rstrip("."), seen)
@@ -224,7 +226,7 @@ class State:
             if is_random(value):
                 self._generators.append((value, _position(value)))
             elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
-                self._attributes.append((f"{path}.", value, type(value), dict(vars(value))))
+                self._attributes.append((f"{path}.", value, type(value), attributes(value)))
 
     def changed(self, also: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
         """What Python-side state differs from the start, and what is asked for: (then, now) by path.
@@ -234,7 +236,7 @@ class State:
         wanted = set(also)
         found: dict[str, tuple[Any, Any]] = {}
         for prefix, owner, _, values in self._attributes:
-            own = vars(owner)
+            own = attributes(owner)
             ours: frozenset[str] = frozenset()
             if isinstance(owner, STATEFUL):
                 ours = OF_EVERY_MODULE if isinstance(owner, torch.nn.Module) else _OF_EVERY_OPTIMIZER
@@ -289,10 +291,9 @@ class State:
         for _, owner, cls, values in self._attributes:
             if type(owner) is not cls:
                 owner.__class__ = cls
-            own = vars(owner)
+            own = attributes(owner)
             if own.keys() != values.keys() or any(own[k] is not values[k] for k in values):
-                own.clear()
-                own.update(values)
+                _give_attributes(owner, values)
         for optimizer, state, groups in self._optimizers:
             if list(optimizer.state) != list(state):
                 # Dicts that are still right stay the same objects: Dynamo guards on them.
@@ -319,6 +320,19 @@ class State:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
+
+
+def _give_attributes(owner: Any, values: dict[str, Any]) -> None:
+    """Let an object hold ``values`` and nothing else, whatever its class says about setting attributes."""
+    in_slots = set(slots(owner))
+    for name in in_slots:
+        if name in values:
+            object.__setattr__(owner, name, values[name])
+        elif hasattr(owner, name):
+            object.__delattr__(owner, name)
+    if hasattr(owner, "__dict__"):
+        vars(owner).clear()
+        vars(owner).update({name: value for name, value in values.items() if name not in in_slots})
 
 
 def _position(generator: Any) -> Any:

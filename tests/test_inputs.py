@@ -841,6 +841,30 @@ def test_containers_that_forbid_changes_are_put_back() -> None:
     assert tally == {"a": 3}
 
 
+class SlotsAndMore:
+    __slots__ = ("__dict__", "given", "late")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    value: int
+
+
+def test_slots_are_put_back() -> None:
+    """Those that were filled, emptied or changed, beside attributes; also where the class forbids it."""
+    held, frozen = SlotsAndMore(), FrozenSlots(1)
+    held.given, held.plain = 1, 2  # type: ignore[attr-defined]
+
+    def change() -> None:
+        del held.given  # type: ignore[attr-defined]
+        held.late, held.plain = 3, 4  # type: ignore[attr-defined]
+        object.__setattr__(frozen, "value", 5)
+
+    eager(change)
+    assert (held.given, held.plain, hasattr(held, "late")) == (1, 2, False)  # type: ignore[attr-defined]
+    assert frozen.value == 1
+
+
 def test_requires_grad_is_put_back() -> None:
     """A parameter that the call froze is not frozen afterwards."""
     module = torch.nn.Linear(2, 2)

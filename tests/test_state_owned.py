@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 import warnings
@@ -441,12 +442,56 @@ def method_as_argument(wrap: Wrap) -> Any:
     return outputs, own.calls, own.total, other.calls, other.total
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    calls: int = 0
+
+
+COUNTS = {"calls": 0}
+
+
+class Scales(nn.Module):
+    """Counts in a global, in a default, in a closure and in slots; a module within another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slotted = Slotted()
+
+    def forward(self, x: torch.Tensor, counts: list[int] = [0]) -> torch.Tensor:  # noqa: B006
+        COUNTS["calls"] += 1
+        counts[0] += 1
+        self.slotted.calls += 1
+        return x * (COUNTS["calls"] + counts[0] + self.slotted.calls)
+
+
+def submodule_and_hooks(wrap: Wrap) -> Any:
+    defaults: Any = Scales.forward.__defaults__
+    COUNTS["calls"] = defaults[0][0] = 0
+    model = nn.Sequential(nn.Linear(3, 3), Scales())
+    before, after, slotted = [0], [0], Slotted()
+
+    def pre_hook(module: nn.Module, args: Any) -> Any:
+        before[0] += 1
+        return (args[0] + before[0],)
+
+    def hook(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        after[0] += 1
+        slotted.calls += 1
+        return out + after[0] * slotted.calls
+
+    model[0].register_forward_pre_hook(pre_hook)
+    model[0].register_forward_hook(hook)
+    fast = wrap(model)
+    outputs = [fast(torch.randn(2, 3)) for _ in range(CALLS)]
+    return outputs, COUNTS, defaults[0], model[1].slotted.calls, before, after, slotted.calls
+
+
 SCENARIOS = [
     *(scheduler, own_scaler, grad_scaler, own_optimizer, lbfgs, loss_with_graph),
     *(generator_in_closure, python_random_in_closure, numpy_random_in_closure),
     *(generator_as_attribute, python_random_as_attribute, numpy_random_as_attribute),
     *(modules_in_a_list, nonlocal_names, global_dict, global_object),
-    *(state_fed_back, pairs_fed_back, dict_fed_back, method_as_argument),
+    *(state_fed_back, pairs_fed_back, dict_fed_back, method_as_argument, submodule_and_hooks),
     *(hidden_state, gradients_left_in_an_argument, batch_norm_in_inference_mode),
 ]
 #: What the report says of a scenario; of all others, nothing.
