@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,6 +145,27 @@ def is_compiler_error(error: BaseException | None) -> bool:
     names = ("BackendCompilerFailed", "InternalTorchDynamoError", "ShapeEnvError", "ResetRequired")
     kinds = tuple(kind for name in names if isinstance(kind := getattr(exc, name, None), type))
     return isinstance(error, kinds)
+
+
+def from_a_graph(error: BaseException | None) -> bool:
+    """Whether an exception came out of a compiled graph or of tracing, which make their changes only when they end."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if type(error).__module__ == "torch._dynamo.exc":
+            return True
+        if any(_runs_a_graph(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _runs_a_graph(frame: FrameType) -> bool:
+    if str(frame.f_globals.get("__name__")).startswith("torch._functorch._aot_autograd"):
+        return True
+    # Dynamo calls what it compiled through a wrapper that says so.
+    wrapper = frame.f_locals.get("self") if frame.f_code.co_filename.endswith("eval_frame.py") else None
+    return "Dynamo-compiled graph" in str(getattr(wrapper, "msg", None))
 
 
 def parse_convert(record: logging.LogRecord) -> Event | None:

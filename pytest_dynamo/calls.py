@@ -135,10 +135,10 @@ class Checker:
             given = arguments if last else start.clone(arguments)
             look = self._run_compiled(judge, given, differentiate=differentiate and not last)
             self.run.take_for(self.function)
-            if look.outcome.error is not None or eager.error is not None:
-                self._fail_or_raise(look.outcome.error, eager.error)
             if last:
                 look.checks += self._overwritten(kept, start)
+            if look.outcome.error is not None or eager.error is not None:
+                self._fail_or_raise(judge, look)
             self._judge(judge, look, number if graphs else None)
             if not last:
                 del look  # an output that is still alive would keep CUDA graphs from being replayed
@@ -289,7 +289,7 @@ class Checker:
                 self.run.take_away()
             # State is put back when this block ends: copy what it holds.
             again.pairs = {path: (a.detach().clone(), e) for path, (a, e) in again.pairs.items()}
-        if again.outcome.error is not None:
+        if not judge.raised_alike(again.outcome.error):
             self.run.notes[f"{self.name}: can't be compiled with fallback_random: {told(again.outcome.error)}"] = None
             return look
         # Inductor has none of Python's and NumPy's numbers of its own, and no say in what was overwritten.
@@ -356,18 +356,25 @@ class Checker:
         self.run.parity_errors.append(error)
         return error
 
-    def _fail_or_raise(self, compiled: Exception | None, eager: Exception | None) -> NoReturn:
+    def _fail_or_raise(self, judge: Judge, look: Look) -> NoReturn:
         """Raise what the caller has to see where one side raised, or both."""
         __tracebackhide__ = True
         function, call = self.function, self.function.calls
+        compiled, eager = look.outcome.error, judge.eager.error
         if compiled is not None:
             self._raise_fullgraph_break(compiled)
-        broken = _torch.is_compiler_error(compiled)
-        if compiled is not None and eager is not None and isinstance(compiled, type(eager)) and not broken:
+        if compiled is not None and judge.raised_alike(compiled):
             function.raised += 1
             self.run.checks.append(Check("exception", "raised", call, True))
+            if type(eager).__module__ == "builtins" and str(compiled) != str(eager):
+                # A class of many meanings.
+                self.run.notes[f"call {call} of {self.name}: compiled {told(compiled)}, eager {told(eager)}"] = None
             # Dynamo gives code up whose first call raised.
             self.run.observer.reset()
+            try:
+                self._judge(judge, look, None)
+            except ParityError as error:
+                raise error from compiled
             raise compiled
         note = f"compiled {told(compiled)}, eager {told(eager)}"
         self.run.checks.append(Check("exception", "raised", call, False, note=note))

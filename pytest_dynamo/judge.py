@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pytest_dynamo import _torch
 from pytest_dynamo import aliasing
 from pytest_dynamo import gradients
 from pytest_dynamo import inputs
@@ -115,7 +116,10 @@ class Judge:
             with mode:
                 value = fn(*args, **kwargs)
         except Exception as error:
-            return Look(Outcome(None, error, arguments, Random()))
+            look = Look(Outcome(None, error, arguments, Random()))
+            if self.raised_alike(error):
+                look.checks = list(self._left_by_exception(look))
+            return look
         look = Look(Outcome(value, None, arguments, Random(), self.start.sharing(value, arguments)))
         if self.eager.error is not None:
             return look
@@ -129,9 +133,32 @@ class Judge:
             look.checks += self._gradients(found, look.pairs)
         return look
 
+    def raised_alike(self, error: Exception | None) -> bool:
+        """Whether a run raised what eager raised; where neither raised, too."""
+        eager = self.eager.error
+        if error is None or eager is None:
+            return error is eager
+        return isinstance(error, type(eager)) and not _torch.is_compiler_error(error)
+
     def _compare(self, look: Look) -> Iterator[Check]:
+        yield from self._values(look.outcome.value, self.eager.value, "out", look)
+        yield from self._everything_left(look)
+        if self._wanted.check_alias:
+            yield from aliasing.compare_relations(look.outcome.sharing, self.eager.sharing, self.call)
+
+    def _left_by_exception(self, look: Look) -> Iterator[Check]:
+        """Compare what a run had changed when it raised."""
+        in_graph = _torch.from_a_graph(look.outcome.error)
+        for check in self._everything_left(look):
+            if in_graph and check.passed is False:
+                note = "the exception came out of a compiled graph, which makes its changes only when it ends"
+                yield replace(check, passed=None, note=note)
+            else:
+                yield check
+
+    def _everything_left(self, look: Look) -> Iterator[Check]:
+        """Compare what a run left in arguments, in state and in generators of random numbers."""
         outcome, eager = look.outcome, self.eager
-        yield from self._values(outcome.value, eager.value, "out", look)
         for number, (actual, expected) in enumerate(zip(outcome.arguments[0], eager.arguments[0])):
             yield from self._left(actual, expected, f"args[{number}]", look.pairs, "mutation")
         grads = zip(inputs.named_arguments(outcome.arguments), inputs.named_arguments(eager.arguments))
@@ -157,8 +184,6 @@ class Judge:
             note = "compiled changed it, eager left it alone"
             yield Check("state", f"{path} after the call", self.call, False, note=note)
         yield from self._random(outcome)
-        if self._wanted.check_alias:
-            yield from aliasing.compare_relations(outcome.sharing, eager.sharing, self.call)
 
     def _random(self, outcome: Outcome) -> Iterator[Check]:
         """Compare where the generators of random numbers stand after the call."""

@@ -569,3 +569,172 @@ def test_memory(compiled):
     run = project.run(subprocess=True)
     run.result.assert_outcomes(failed=1, passed=1)
     assert "ParityError: compiled relu differs from eager" in run.text
+
+
+RAISING = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+        self.register_buffer("b", torch.zeros(4))
+        self.table = nn.Embedding(3, 4)
+    def forward(self, x, i, how):
+        return how(self, x, i)
+
+def change(m, x):
+    m.n += 1
+    m.b += 1
+    x.mul_(2)
+
+@torch.compiler.disable
+def refuse(message="no"):
+    raise ValueError(message)
+"""
+
+
+def test_what_an_exception_leaves_is_compared(project):
+    """Where both raise, arguments, state and random numbers have to be as eager leaves them."""
+    project.file(
+        "test_it",
+        HEAD
+        + RAISING
+        + """
+def state(m, x, i):
+    y = x + 1
+    if not torch.compiler.is_compiling():
+        m.n += 1
+        m.b += 1
+    refuse()
+
+def argument(m, x, i):
+    y = x + 1
+    if not torch.compiler.is_compiling():
+        x.mul_(2)
+    refuse()
+
+def random_numbers(m, x, i):
+    y = x + 1
+    if not torch.compiler.is_compiling():
+        torch.rand(3)
+    refuse()
+
+@pytest.mark.compiled(backend="aot_eager")
+@pytest.mark.parametrize("how", [state, argument, random_numbers])
+def test_it(compiled, how):
+    with pytest.raises(ValueError):
+        compiled(M())(torch.ones(4), torch.tensor([0]), how)
+""",
+    )
+    run = project.run()
+    assert list(outcomes(run).values()) == ["failed"] * 3
+    for line in ("*b after the call*", "*args?0?  mutation*", "*torch  rng: its state after the call is not*"):
+        run.result.stdout.fnmatch_lines([line])
+
+
+def test_honest_exceptions(project):
+    """What raises before, between or after its changes leaves the same, or raises in a graph and is not judged."""
+    project.file(
+        "test_it",
+        HEAD
+        + RAISING
+        + """
+def before(m, x, i):
+    y = x + 1
+    refuse()
+    change(m, x)
+
+def traced(m, x, i):
+    change(m, x)
+    raise ValueError("a")
+
+def drawn(m, x, i):
+    x.add_(torch.rand(4))
+    m.b += torch.rand(4)
+    refuse()
+
+def in_a_block(m, x, i):
+    with torch.no_grad():
+        change(m, x)
+        if x.sum() > 0:
+            raise ValueError("w")
+
+def nested(m, x, i):
+    def inner(y):
+        m.n += 1
+        y.mul_(2)
+        raise ValueError("k")
+    m.b += 1
+    inner(x)
+
+def caught(m, x, i):
+    try:
+        change(m, x)
+        refuse()
+    except ValueError:
+        m.b += 1
+    raise ValueError("after")
+
+def at_last(m, x, i):
+    try:
+        change(m, x)
+        refuse()
+    finally:
+        m.b += 1
+
+def of_a_shape(m, x, i):
+    change(m, x)
+    try:
+        return x @ torch.ones(7, 7)
+    except RuntimeError as error:
+        raise ValueError("shape") from error
+
+def out_of_range(m, x, i):
+    change(m, x)
+    return x + m.table(i + 7)
+
+def trained(m, x, i):
+    loss = (m.table(i) * x).sum()
+    loss.backward()
+    with torch.no_grad():
+        m.table.weight.sub_(m.table.weight.grad)
+    m.n += 1
+    refuse()
+
+HOWS = [before, traced, drawn, in_a_block, nested, caught, at_last, of_a_shape, trained]
+
+@pytest.mark.compiled(backend=["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("how", HOWS)
+def test_outside(compiled, how):
+    compiled(M())(X, torch.tensor([0]), lambda m, x, i: x + 1)
+    with pytest.raises(ValueError):
+        compiled(M())(torch.ones(4), torch.tensor([0]), how)
+
+@pytest.mark.compiled(backend=["eager", "aot_eager"])
+def test_in_a_graph(compiled):
+    with pytest.raises(IndexError):
+        compiled(M())(torch.ones(4), torch.tensor([0]), out_of_range)
+
+def fails(gm, inputs):
+    def run(*a):
+        raise RuntimeError("launch failed")
+    return run
+
+@torch.compiler.disable
+def too_few():
+    raise RuntimeError("expected 4 rows")
+
+@pytest.mark.compiled(backend=fails)
+def test_other_message(compiled):
+    def step(x):
+        y = x + 1
+        too_few()
+        return y
+    with pytest.raises(RuntimeError, match="launch failed"):
+        compiled(step)(torch.randn(3))
+""",
+    )
+    run = project.run()
+    assert set(outcomes(run).values()) == {"passed"}, run.text
+    in_graph = [r["not_checked"] for r in run.report["records"] if "test_in_a_graph" in r["nodeid"]]
+    assert all("which makes its changes only when it ends" in str(texts) for texts in in_graph)
+    assert "compiled raised RuntimeError: launch failed, eager raised RuntimeError: expected 4 rows" in run.text
