@@ -671,6 +671,12 @@ def in_backward() -> bool:
     return not torch.is_grad_enabled() or not any(frame.f_code.co_filename.endswith(_CHECKPOINT) for frame in _frames())
 
 
+def saved_tensors_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Hooks that pack and unpack what autograd saves, if any are in force."""
+    top = getattr(getattr(sys.modules["torch"]._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(True)
+
+
 def casts(func: Any) -> bool:
     """Whether an operation gives its operand another dtype."""
     return str(func) == "aten._to_copy.default"

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ import torch
 
 from pytest_dynamo import _torch
 from pytest_dynamo import artifacts
+from pytest_dynamo import gradients
 from pytest_dynamo import inputs
 from pytest_dynamo.errors import LimitError
 from pytest_dynamo.errors import ParityError
@@ -86,11 +88,19 @@ class Checker:
             function.inlined = True
             return self.fn(*args, **kwargs)
         run.take_loose()
-        begun = len(function.group.events)
         unreadable = _torch.unreadable((args, kwargs))
         if unreadable is not None:
             run.not_checked[f"{self.name}: {unreadable}"] = None
             return self._uncompared(args, kwargs)
+        hooks = gradients.CallersHooks()
+        with hooks.set_aside():
+            return self._compared(args, kwargs, hooks)
+
+    def _compared(self, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: gradients.CallersHooks) -> Any:
+        """A call that is compared with eager."""
+        __tracebackhide__ = True
+        run, function = self.run, self.function
+        begun = len(function.group.events)
         self._compile()  # marks a module, so before its state is taken down
         graphs = self.variant.uses_cudagraphs and torch.cuda.is_initialized()
         start = Start(self.fn, (args, kwargs), left=self._left if graphs else None)
@@ -108,7 +118,7 @@ class Checker:
             run.not_checked[text] = None
         own_random = self.variant.backend == "inductor"
         judge = Judge(start, eager, run.settings.tolerances, self._wanted, function.calls, own_random=own_random)
-        value = self._run_all(judge, (args, kwargs))
+        value = self._run_all(judge, (args, kwargs), hooks)
         run.not_checked.update(dict.fromkeys(start.notes))
         function.returned += 1
         function.captured = function.captured or captures(function.group.events[begun:])
@@ -118,7 +128,7 @@ class Checker:
         self._kept.add(self.name, function.calls, value)
         return value
 
-    def _run_all(self, judge: Judge, arguments: Arguments) -> Any:
+    def _run_all(self, judge: Judge, arguments: Arguments, hooks: gradients.CallersHooks) -> Any:
         """Run compiled as often as it takes, the last time on the caller's own arguments; return what it gave.
 
         Gradients are taken on clones, so that the caller's own graph stays as a single call leaves it.
@@ -133,8 +143,11 @@ class Checker:
             start.rewind()
             last = number == runs
             given = arguments if last else start.clone(arguments)
-            look = self._run_compiled(judge, given, differentiate=differentiate and not last)
+            with hooks.in_force() if last else nullcontext():
+                look = self._run_compiled(judge, given, differentiate=differentiate and not last)
             self.run.take_for(self.function)
+            if look.outcome.error is not None and hooks.raised(look.outcome.error):
+                raise look.outcome.error
             if last:
                 look.checks += self._overwritten(kept, start)
             if look.outcome.error is not None or eager.error is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -46,6 +49,29 @@ class Gradients:
     second_error: Exception | None = None
     #: Outputs that require grad and can't be given a cotangent, with the reason.
     left_out: list[str] = field(default_factory=list)
+
+
+class CallersHooks:
+    """The caller's hooks on what autograd saves, as those of a checkpoint: they are for the caller's own run alone."""
+
+    def __init__(self) -> None:
+        self._hooks = _torch.saved_tensors_hooks()
+
+    def set_aside(self) -> AbstractContextManager[Any]:
+        """What is saved in here does not reach the hooks."""
+        if self._hooks is None:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+    def in_force(self) -> AbstractContextManager[Any]:
+        """Here the hooks are in force again."""
+        return nullcontext() if self._hooks is None else torch.autograd.graph.saved_tensors_hooks(*self._hooks)
+
+    def raised(self, error: Exception | None) -> bool:
+        """Whether an exception is that of a hook: a checkpoint ends a call early once it has what it needs."""
+        codes = [_torch.code_of(hook) for hook in self._hooks or ()]
+        trace = error.__traceback__ if error is not None else None
+        return any(frame.f_code in codes for frame, _ in traceback.walk_tb(trace))
 
 
 def leaves(arguments: tuple[tuple[Any, ...], dict[str, Any]], state: Iterable[tuple[str, torch.Tensor]]) -> list[Leaf]:

@@ -104,6 +104,35 @@ def test_no_grad_and_inference_mode(compiled, request, mode):
     assert not any(check.what == "grad" for check in checks_of(request))
 
 
+def test_checkpointed_by_the_caller(compiled):
+    """A checkpoint around a checked call saves and recomputes what it does around a plain one."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(net(x).sum(), x)
+    torch.utils.checkpoint.checkpoint(compiled(net), x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_hooks_on_what_is_saved(compiled):
+    """Hooks of the caller see what the caller's own call saves, and nothing else."""
+    seen: list[torch.Tensor] = []
+
+    def keep(tensor):
+        seen.append(tensor)
+        return tensor
+
+    def refuse(tensor):
+        raise ValueError("no room")
+
+    fast = compiled(lambda x: x.sin())
+    x = torch.randn(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        fast(x)
+    assert len(seen) == 1
+    with torch.autograd.graph.saved_tensors_hooks(refuse, refuse), pytest.raises(ValueError, match="no room"):
+        fast(x)
+
+
 @pytest.mark.compiled(grad=False)
 def test_switched_off(compiled, request):
     """``grad=False`` compares none."""
