@@ -139,6 +139,8 @@ class Checker:
         differentiate = self._gradients_comparable(eager)
         runs = 3 if graphs else 2 if differentiate else 1
         kept = self._kept.before()
+        if self._kept.unwatched is not None:
+            self.run.not_checked[self._kept.unwatched] = None
         for number in range(1, runs + 1):
             start.rewind()
             last = number == runs

@@ -38,11 +38,13 @@ class Kept:
     """Watches results of earlier calls while they are alive, without keeping them alive."""
 
     #: How many of the latest results are watched, and how many bytes of them: each call reads them twice.
-    LIMIT = 100
-    BYTES = 1 << 26
+    LIMIT = 1000
+    BYTES = 1 << 28
 
     def __init__(self) -> None:
         self._results: list[Result] = []
+        #: What is said of results beyond the limits, if there were any before the latest call.
+        self.unwatched: str | None = None
 
     def add(self, name: str, call: int, value: Any) -> None:
         """Watch the tensors of a result that is about to be returned to the caller."""
@@ -50,40 +52,44 @@ class Kept:
             key = _torch.storage_key(tensor)
             if key is not None and tensor.numel():
                 self._results.append(Result(name, call, path, weakref.ref(tensor), key))
-        room, watched = self.BYTES, []
-        for result in reversed(self._results[-self.LIMIT :]):
-            held = result.held
-            if held is None:
-                continue
-            room -= held.untyped_storage().nbytes()
-            if room >= 0:
-                watched.append(result)
-        self._results = watched[::-1]
 
     def before(self) -> list[tuple[Result, torch.Tensor]]:
-        """What the results hold now, in short."""
-        found = []
-        for result in self._results:
-            tensor = result.held
-            if tensor is not None:
-                try:
-                    found.append((result, fingerprint(tensor.untyped_storage())))
-                except RuntimeError:  # of a CUDA graph that was replayed: torch forbids to look at it
-                    continue
-        return found
+        """What the results hold now, in short, the earliest first."""
+        self._results = [result for result in self._results if result.held is not None]
+        found: list[tuple[Result, torch.Tensor]] = []
+        contents: dict[int | None, torch.Tensor | None] = {}
+        room, self.unwatched = self.BYTES, None
+        for result in reversed(self._results):
+            tensor = result.tensor()
+            if tensor is None:
+                continue
+            if result.key not in contents:
+                room -= tensor.untyped_storage().nbytes()
+            if room < 0 or len(found) == self.LIMIT:
+                self.unwatched = (
+                    "whether calls overwrite results of earlier ones: of those that the test holds, "
+                    f"the latest {self.LIMIT} in {self.BYTES >> 20} MiB are watched"
+                )
+                break
+            if result.key not in contents:
+                contents[result.key] = _content(tensor)
+            content = contents[result.key]
+            if content is not None:
+                found.append((result, content))
+        return found[::-1]
 
     @staticmethod
     def changed(before: list[tuple[Result, torch.Tensor]]) -> Iterator[tuple[Result, torch.Tensor]]:
         """Results that hold something else than `before`, or may not be looked at any more."""
+        same: dict[int | None, bool] = {}
         for result, held in before:
             tensor = result.tensor()
             if tensor is None:
                 continue
-            try:
-                same = torch.equal(held, fingerprint(tensor.untyped_storage()))
-            except RuntimeError:
-                same = False
-            if not same:
+            if result.key not in same:
+                now = _content(tensor)
+                same[result.key] = now is not None and torch.equal(held, now)
+            if not same[result.key]:
                 yield result, tensor
 
 

@@ -38,6 +38,76 @@ def test_a_result_that_only_the_graph_still_holds_is_not(monkeypatch: pytest.Mon
     assert watched.before() == []
 
 
+@pytest.mark.parametrize(("limit", "value"), [("LIMIT", 1), ("BYTES", 40)])
+def test_results_beyond_the_limits_are_told_while_they_live(monkeypatch, limit: str, value: int) -> None:
+    monkeypatch.setattr(Kept, limit, value)
+    watched = Kept()
+    first, second = torch.ones(8), torch.ones(8)
+    watched.add("f", 1, first)
+    assert [result.call for result, _ in watched.before()] == [1]
+    assert watched.unwatched is None
+    watched.add("f", 2, second)
+    assert [result.call for result, _ in watched.before()] == [2]
+    assert watched.unwatched is not None
+    del first
+    assert [result.call for result, _ in watched.before()] == [2]
+    assert watched.unwatched is None
+
+
+def test_parts_of_one_storage_count_once(monkeypatch) -> None:
+    monkeypatch.setattr(Kept, "BYTES", 40)
+    watched = Kept()
+    parts = list(torch.ones(8).unbind())
+    watched.add("f", 1, parts)
+    before = watched.before()
+    assert watched.unwatched is None
+    parts[0].data.zero_()
+    assert len(list(Kept.changed(before))) == 8
+
+
+def test_the_latest_results_that_live_are_watched(monkeypatch) -> None:
+    """Results that are gone take no room."""
+    monkeypatch.setattr(Kept, "LIMIT", 2)
+    watched = Kept()
+    result = torch.ones(3)
+    watched.add("f", 1, result)
+    watched.add("f", 2, [torch.ones(3) for _ in range(3)])
+    watched.add("f", 3, torch.ones(3))
+    assert [result.call for result, _ in watched.before()] == [1]
+
+
+def test_what_is_not_watched_is_not_checked(project) -> None:
+    run = project.test(
+        """
+        import pytest
+        import torch
+        from pytest_dynamo.kept import Kept
+
+        def in_buffer(gm, inputs):
+            kept = []
+            def run(*args):
+                out = list(gm(*args))
+                if not kept:
+                    kept.append(torch.empty_like(out[0]))
+                out[0] = kept[0].copy_(out[0])
+                return tuple(out)
+            return run
+
+        @pytest.mark.compiled(backend=in_buffer)
+        @pytest.mark.parametrize("limit", [200, 100])
+        def test_it(compiled, monkeypatch, limit):
+            monkeypatch.setattr(Kept, "LIMIT", limit)
+            fast = compiled(lambda x: [x * n for n in range(1, 123)])
+            held = fast(torch.ones(8))
+            fast(torch.zeros(8))
+        """
+    )
+    run.result.assert_outcomes(failed=1, passed=1)
+    run.result.stdout.fnmatch_lines(["*out?0? of call 1 of *overwritten*"])
+    told = [record["not_checked"] for record in run.report["records"]]
+    assert "the latest 100 in 256 MiB are watched" in str(told)
+
+
 class Leaf:
     """A parameter whose gradient lies in what is taken for memory of a CUDA graph."""
 
