@@ -93,3 +93,10 @@ def compare_relations(
             yield Check("alias", result, call, False, note=note)
         else:
             yield Check("alias", f"{result} and {path}", call, True)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory, as those of an expanded one do."""
+    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
+        return False
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))

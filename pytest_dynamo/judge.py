@@ -210,6 +210,9 @@ class Judge:
     def _values(self, actual: Any, expected: Any, path: str, look: Look) -> Iterator[Check]:
         yield from self._close(actual, expected, path, look.pairs)
         for where, (a, e) in list(look.pairs.items()):
+            if self._wanted.check_alias and aliasing.overlaps_itself(a) and not aliasing.overlaps_itself(e):
+                note = "its elements share memory, eager's do not: changing one in place changes others"
+                yield Check("alias", where, self.call, False, note=note)
             if not _strides_differ(a, e):
                 continue
             told = f"compiled's strides are {tuple(a.stride())}, eager's {tuple(e.stride())}"

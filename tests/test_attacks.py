@@ -738,3 +738,42 @@ def test_other_message(compiled):
     in_graph = [r["not_checked"] for r in run.report["records"] if "test_in_a_graph" in r["nodeid"]]
     assert all("which makes its changes only when it ends" in str(texts) for texts in in_graph)
     assert "compiled raised RuntimeError: launch failed, eager raised RuntimeError: expected 4 rows" in run.text
+
+
+def test_results_whose_rows_share_memory(project):
+    """Only where eager's do not; what eager expands may stay expanded or become dense."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def expanded(gm, inputs):
+    return lambda *args: (gm(*args)[0][:1].expand(4, 4),)
+
+def dense(gm, inputs):
+    return lambda *args: (gm(*args)[0].contiguous(),)
+
+repeat = lambda x: (x[None] + 1).repeat(4, 1)
+expand = lambda x: (x[None] + 1).expand(4, 4)
+FNS = [repeat, expand, lambda x: torch.zeros_like(expand(x)), lambda x: expand(x).contiguous(), lambda x: expand(x) * 2]
+
+@pytest.mark.compiled(backend=expanded)
+def test_shared(compiled):
+    compiled(repeat)(X)
+
+@pytest.mark.compiled(backend=expanded, check_alias=False)
+def test_not_asked(compiled):
+    compiled(repeat)(X)
+
+@pytest.mark.compiled(backend=[expanded, dense])
+def test_eagers_too(compiled):
+    compiled(expand)(X)
+
+@pytest.mark.compiled(backend=["aot_eager", "inductor"])
+@pytest.mark.parametrize("fn", FNS)
+def test_honest(compiled, fn):
+    compiled(fn)(X)
+""",
+    )
+    run = project.run()
+    assert [name for name, outcome in outcomes(run).items() if outcome != "passed"] == ["test_shared[expanded]"]
+    run.result.stdout.fnmatch_lines(["*out  alias: its elements share memory, eager's do not*"])
