@@ -169,7 +169,7 @@ class Variable:
 def is_random(value: Any) -> bool:
     """Whether a value is a generator of random numbers of torch, Python or NumPy."""
     if isinstance(value, (torch.Generator, random.Random)):
-        return True
+        return not isinstance(value, random.SystemRandom)  # which has no state
     return type(value).__module__.startswith("numpy.random") and hasattr(value, "bytes")
 
 
@@ -238,12 +238,15 @@ def gpus(values: Any, owners: list[Any]) -> list[torch.device]:
 
 def named_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in positional and keyword arguments, with their paths."""
+    return ((where, held) for where, held in in_arguments(arguments) if isinstance(held, torch.Tensor))
+
+
+def in_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Everything in positional and keyword arguments, with its path."""
     args, kwargs = arguments
     seen: dict[int, Any] = {}
     for path, value in [*((f"args[{n}]", v) for n, v in enumerate(args)), *kwargs.items()]:
-        for where, held in named(value, path, seen):
-            if isinstance(held, torch.Tensor):
-                yield where, held
+        yield from named(value, path, seen)
 
 
 # -- arguments ------------------------------------------------------------------------------------

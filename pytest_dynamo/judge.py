@@ -34,6 +34,7 @@ from pytest_dynamo.start import Outcome
 from pytest_dynamo.start import Start
 from pytest_dynamo.state import GONE
 from pytest_dynamo.state import Random
+from pytest_dynamo.state import same_position
 
 
 #: Eager runs in other roundings at most, where the float64 run alone does not excuse a difference: a unit that
@@ -41,6 +42,8 @@ from pytest_dynamo.state import Random
 OTHER_ROUNDINGS = 16
 #: How the note of a check starts where compiled left a tensor as it was before the call.
 _DROPPED = "eager changed it, by "
+_OTHER_NUMBERS = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
+_NOT_DRAWN = "eager drew from it, compiled did not: the next call gets the same random numbers again"
 
 
 @dataclass
@@ -190,11 +193,18 @@ class Judge:
         advanced = outcome.random.changed(self.start.random)
         for name in outcome.random.changed(self.eager.random):
             if name in ("random", "numpy.random") or (name == "torch" and not self._own_random):
-                note = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
-                yield Check("rng", name, self.call, False, note=note)
+                yield Check("rng", name, self.call, False, note=_OTHER_NUMBERS)
             elif name == "torch" and name not in advanced:
-                note = "eager drew from it, compiled did not: the next call gets the same random numbers again"
-                yield Check("rng", name, self.call, False, note=note)
+                yield Check("rng", name, self.call, False, note=_NOT_DRAWN)
+        now = self.start.standing(outcome.arguments)
+        for name in (name for name in self.start.moved if name in now):
+            eager = self.start.moved[name]
+            if same_position(now[name], eager):
+                continue
+            if not (self._own_random and isinstance(eager, torch.Tensor)):
+                yield Check("rng", name, self.call, False, note=_OTHER_NUMBERS)
+            elif same_position(now[name], self.start.positions[name]):
+                yield Check("rng", name, self.call, False, note=_NOT_DRAWN)
 
     def _close(self, actual: Any, expected: Any, path: str, pairs: Pairs) -> list[Check]:
         return compare(

@@ -29,6 +29,7 @@ from pytest_dynamo.state import fingerprint
 from pytest_dynamo.state import fingerprints
 from pytest_dynamo.state import holders
 from pytest_dynamo.state import named_state
+from pytest_dynamo.state import position
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,6 +91,9 @@ class Start:
         self._clone_grads = [(tensor, tensor.grad) for tensor in leaves]
         self._clone_contents: dict[int, torch.UntypedStorage] = {}
         self._state = State(self.owners)
+        #: Where the caller's generators of random numbers stand before the call, and where eager left them.
+        self.positions = self.standing(arguments)
+        self.moved: dict[str, Any] = {}
         self._named = dict(named_state(self.owners))
         #: Gradients in memory of CUDA graphs, which is not state: compiled code writes there at will.
         self.left = [] if left is None else left.find(self._named.items())
@@ -185,6 +189,7 @@ class Start:
             if key in self._mode.before and key not in told:
                 self.written.append(Written(self._names[id(tensor)], inputs.detach(tensor), tensor))
                 told.add(key)
+        self.moved = self.standing(self._clones)
         now = {path: now for path, (_, now) in self._state.changed().items()}
         self.changed = inputs.detach(now)
 
@@ -215,6 +220,11 @@ class Start:
         """Attributes, items and gradients that eager or the run since `rewind` changed: (path, then, now, eager's)."""
         for path, (then, now) in self._state.changed(self.changed).items():
             yield path, then, now, self.changed.get(path, then)
+
+    def standing(self, arguments: Arguments) -> dict[str, Any]:
+        """Where the generators of random numbers in state and arguments stand now, by their names."""
+        given = {path: position(value) for path, value in inputs.in_arguments(arguments) if inputs.is_random(value)}
+        return {**self._state.positions(), **given}
 
     def meddled(self) -> Iterator[str]:
         """Names of the tensors of state that differ from the start though eager did not change them."""

@@ -143,11 +143,11 @@ def named_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def holders(tree: Any) -> list[Any]:
-    """Containers and objects in a tree of arguments that a call can change."""
+    """Containers, objects and generators of random numbers in a tree of arguments that a call can change."""
     return [
         value
         for value in walk(tree)
-        if isinstance(value, CONTAINERS) or (has_attributes(value) and not _stateful(value))
+        if isinstance(value, CONTAINERS) or is_random(value) or (has_attributes(value) and not _stateful(value))
     ]
 
 
@@ -178,7 +178,7 @@ class State:
         self._optimizers: list[tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = []
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor]] = {}
         self._lazy: list[tuple[torch.Tensor, type]] = []
-        self._generators: list[tuple[Any, Any]] = []
+        self._generators: list[tuple[str, Any, Any]] = []
         self._variables: list[tuple[Variable, Any]] = []
         self._held: list[torch.Tensor] = []
         seen: dict[int, Any] = {}
@@ -224,7 +224,7 @@ class State:
             if isinstance(value, CONTAINERS):
                 self._containers.append((path, value, copy.copy(value)))
             if is_random(value):
-                self._generators.append((value, _position(value)))
+                self._generators.append((path, value, position(value)))
             elif not isinstance(value, (*STATEFUL, types.FunctionType)) and has_attributes(value):
                 self._attributes.append((f"{path}.", value, type(value), attributes(value)))
 
@@ -285,6 +285,10 @@ class State:
         grads = [grad for _, grad, _, _ in self._tensors.values() if grad is not None]
         return [*own, *self._held, *grads]
 
+    def positions(self) -> dict[str, Any]:
+        """Where generators of random numbers stand now, by path."""
+        return {path: position(generator) for path, generator, _ in self._generators}
+
     def restore(self) -> None:
         for _, container, content in self._containers:
             _refill(container, content)
@@ -307,8 +311,8 @@ class State:
         for variable, value in self._variables:
             if not is_filled(variable.cell) or variable.cell.cell_contents is not value:
                 variable.cell.cell_contents = value
-        for generator, position in self._generators:
-            _put(generator, position)
+        for _, generator, former in self._generators:
+            _put(generator, former)
         for tensor, kind in self._lazy:
             if type(tensor) is not kind:
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -335,7 +339,7 @@ def _give_attributes(owner: Any, values: dict[str, Any]) -> None:
         vars(owner).update({name: value for name, value in values.items() if name not in in_slots})
 
 
-def _position(generator: Any) -> Any:
+def position(generator: Any) -> Any:
     """Where a generator of random numbers stands."""
     if isinstance(generator, random.Random):
         return generator.getstate()
@@ -344,13 +348,26 @@ def _position(generator: Any) -> Any:
     return generator.get_state()
 
 
-def _put(generator: Any, position: Any) -> None:
+def _put(generator: Any, former: Any) -> None:
     if isinstance(generator, random.Random):
-        generator.setstate(position)
+        generator.setstate(former)
     elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = position
+        generator.bit_generator.state = former
     else:
-        generator.set_state(position)
+        generator.set_state(former)
+
+
+def same_position(a: Any, b: Any) -> bool:
+    """Whether two positions of one generator are the same."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_position(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return all(same_position(x, y) for x, y in zip(a, b))
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
 
 
 #: What containers are changed and read by: their own classes may forbid or count it. The first that fits is used.
@@ -446,7 +463,7 @@ class Random:
         names = []
         if self._python != since._python:
             names.append("random")
-        if self._numpy is not None and since._numpy is not None and not _same_numpy(self._numpy, since._numpy):
+        if self._numpy is not None and since._numpy is not None and not same_position(self._numpy, since._numpy):
             names.append("numpy.random")
         if not torch.equal(self._cpu, since._cpu):
             names.append("torch")
@@ -454,7 +471,3 @@ class Random:
         if any(not torch.equal(a, b) for a, b in zip(self._cuda, since._cuda)):
             names.append("torch.cuda")
         return tuple(names)
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    return all((x == y).all() if hasattr(x, "all") and hasattr(x, "shape") else x == y for x, y in zip(a, b))

@@ -356,6 +356,65 @@ def test_unchanged(compiled):
     assert "eager changed it, by " in project.run("-k test_own_tolerances", "--runxfail").text
 
 
+def test_generators_that_compiled_does_not_advance(project):
+    """Generators of random numbers of the caller's own stand afterwards where eager leaves them."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+import random
+import numpy as np
+
+DRAWS = {
+    "torch": (lambda: torch.Generator().manual_seed(0), lambda g: torch.rand(4, generator=g)),
+    "python": (lambda: random.Random(0), lambda g: g.random()),
+    "numpy": (lambda: np.random.default_rng(0), lambda g: float(g.random())),
+    "old numpy": (lambda: np.random.RandomState(0), lambda g: float(g.rand())),
+}
+bad = pytest.mark.xfail(raises=__import__("pytest_dynamo").ParityError, strict=True)
+
+@pytest.fixture(params=DRAWS.values(), ids=DRAWS)
+def drawing(request):
+    return request.param
+
+@bad
+@pytest.mark.compiled(backend="aot_eager")
+@pytest.mark.parametrize("where", ["closure", "argument"])
+def test_not_advanced(compiled, drawing, where):
+    make, draw = drawing
+    held = make()
+    def step(x, generator):
+        if not torch.compiler.is_compiling():
+            draw(held if where == "closure" else generator)
+        return x + 1
+    compiled(step)(X, make())
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_advanced(compiled, drawing):
+    make, draw = drawing
+    held, given = make(), make()
+    outside = torch.compiler.disable(draw)
+    fast = compiled(lambda x, generator: x + outside(held) + outside(generator))
+    fast(X, given), fast(X, given)
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_in_the_graph(compiled):
+    held, given = torch.Generator(), torch.Generator()
+    fast = compiled(lambda x, g: x + torch.rand(4, generator=held) + torch.rand(4, generator=g))
+    fast(X, given), fast(X, given)
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_without_a_state(compiled):
+    system = random.SystemRandom()
+    compiled(lambda x: x + 1 if system else x)(X)
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(passed=6, xfailed=8)
+    text = project.run("-k test_not_advanced", "--runxfail").text
+    assert text.count("rng: its state after the call is not eager's") == 8
+
+
 def test_arguments_that_are_hard_to_copy(project):
     """Sentinels keep their identity; locks and modules among the arguments don't leave state changed."""
     project.file(

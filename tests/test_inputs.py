@@ -341,6 +341,7 @@ def test_functions_stay_themselves() -> None:
     assert method.__self__ is not holder
     assert method.__self__.held == [1]
     assert clone(holder.method, keep=[holder]).__self__ is holder
+    assert clone(random.randint).__self__ is random.randint.__self__  # type: ignore[attr-defined]
     copied = clone([test_cycles_are_copied, owner.method, len])
     assert copied[0] is test_cycles_are_copied
     assert copied[1] == owner.method
