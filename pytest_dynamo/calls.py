@@ -151,7 +151,8 @@ class Checker:
             if look.outcome.error is not None and hooks.raised(look.outcome.error):
                 raise look.outcome.error
             if last:
-                look.checks += self._overwritten(kept, start)
+                overwritten = list(self._overwritten(kept, start))
+                look.checks += overwritten or self._returned_again(kept, judge, look)
             if look.outcome.error is not None or eager.error is not None:
                 self._fail_or_raise(judge, look)
             self._judge(judge, look, number if graphs else None)
@@ -198,6 +199,31 @@ class Checker:
             else:
                 note = f"call {self.function.calls} changed what an earlier call had returned; eager does not"
                 yield Check("overwritten", where, self.function.calls, False, note=note)
+
+    def _returned_again(self, kept: list[tuple[Result, torch.Tensor]], judge: Judge, look: Look) -> Iterator[Check]:
+        """Checks of results in the memory of earlier ones, though eager returns memory of its own."""
+        if self.function.cudagraphs_expected:
+            return
+        alive = [(result.tensor(), result) for result, _ in reversed(kept)]
+        earlier = {_torch.storage_key(tensor): result for tensor, result in alive if tensor is not None}
+        for _, tensor in inputs.named_arguments(look.outcome.arguments):
+            earlier.pop(_torch.storage_key(tensor), None)
+        results = inputs.named_tensors(look.outcome.value, "out")
+        found = [(path, key) for path, tensor in results if (key := _torch.storage_key(tensor)) in earlier]
+        if not found:
+            return
+        # Eager may return a tensor that it keeps, as a parameter or one of a cache.
+        with judge.start.again() as arguments, torch.compiler.set_stance("force_eager"):
+            value = judge.look(judge.start.fn, arguments).outcome.value
+            eager = {_torch.storage_key(tensor) for _, tensor in inputs.named_tensors(value, "out")}
+        for path, key in found:
+            if key is not None and key not in eager:
+                result = earlier[key]
+                note = (
+                    f"compiled's shares memory with {result.path} of call {result.call} of {result.name}, eager's does "
+                    "not: changing one in place changes both"
+                )
+                yield Check("alias", path, self.function.calls, False, note=note)
 
     def _uncompared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is compiled and can't be compared."""
@@ -307,8 +333,8 @@ class Checker:
         if not judge.raised_alike(again.outcome.error):
             self.run.notes[f"{self.name}: can't be compiled with fallback_random: {told(again.outcome.error)}"] = None
             return look
-        # Inductor has none of Python's and NumPy's numbers of its own, and no say in what was overwritten.
-        own = ("rng", "overwritten")
+        # Inductor has none of Python's and NumPy's numbers of its own, and where results lie is no matter of numbers.
+        own = ("rng", "overwritten", "alias")
         again.checks = [*(c for c in again.checks if c.what not in own), *(c for c in look.checks if c.what in own)]
         if not again.failed:
             text = f"{self.name}: parity judged with fallback_random, as inductor draws its own random numbers"

@@ -836,3 +836,63 @@ def test_honest(compiled, fn):
     run = project.run()
     assert [name for name, outcome in outcomes(run).items() if outcome != "passed"] == ["test_shared[expanded]"]
     run.result.stdout.fnmatch_lines(["*out  alias: its elements share memory, eager's do not*"])
+
+
+def test_results_in_the_memory_of_earlier_ones(project):
+    """Only where eager returns new memory: what it keeps or was given comes back in each call."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+KEPT, CACHE = torch.ones(4), {}
+
+def folded(gm, inputs):
+    kept = []
+    def run(*args):
+        kept.extend(() if kept else gm(*args))
+        return tuple(kept)
+    return run
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("b", torch.ones(4))
+        self.w = nn.Parameter(torch.ones(4))
+        self.cached = None
+    def forward(self, x):
+        if self.cached is None:
+            self.cached = x * 2
+        return x + 1, self.b, self.w[1:], self.w.detach(), self.cached, KEPT
+
+@functools.lru_cache
+def table(n):
+    return torch.arange(n)
+
+@torch.compiler.disable
+def hidden(n):
+    return CACHE.setdefault(n, torch.arange(n)), table(n)
+
+def cached(x):
+    return x + 1, hidden(len(x))
+
+def new(x):
+    return torch.ones(4), torch.tensor([1, 2]), torch.tensor(3.0), x + 1, torch.ones(4) * 2
+
+@pytest.mark.compiled(backend=folded)
+def test_constant(compiled):
+    fast = compiled(lambda x: torch.ones(4) * 2 + 0 * x.shape[0])
+    held = fast(torch.zeros(3))
+    fast(torch.zeros(3))
+
+@pytest.mark.compiled(backend=["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("make", [M, lambda: cached, lambda: new, lambda: lambda x: (x.view(2, 2), x.add_(1))])
+def test_honest(compiled, make):
+    fast, x = compiled(make()), X.clone()
+    held = [fast(x), fast(x), fast(X.clone()), fast(held_tensor)]
+
+held_tensor = X.clone()
+""",
+    )
+    run = project.run()
+    assert [name for name, outcome in outcomes(run).items() if outcome != "passed"] == ["test_constant[folded]"]
+    run.result.stdout.fnmatch_lines(["*out  alias: compiled's shares memory with out of call 1 of *"])
