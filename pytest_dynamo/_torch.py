@@ -773,6 +773,19 @@ def decomposition(func: Any) -> Any:
     return table.get(func) if func.overloadpacket.__name__ in _ADDING else None
 
 
+#: Operations whose results are sums of products: near zero those are as wrong as elsewhere.
+_PRODUCTS = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul", "einsum"),
+        *("convolution", "convolution_backward", "cudnn_convolution", "conv1d", "conv2d", "conv3d"),
+    }
+)
+
+
+def adds_products(func: Any) -> bool:
+    return func.overloadpacket.__name__ in _PRODUCTS
+
+
 def sums(func: Any) -> str | None:
     """``sum``, ``mean`` or, for the gradient of a bias, ``convolution_backward``, if an operation is that."""
     name: str = func.overloadpacket.__name__

@@ -173,6 +173,9 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
     supports_higher_order_operators = True
     #: Whole numbers up to this are exact in every dtype.
     EXACT = 16
+    #: From this seed on float32 moves by so many steps: as far off compiled code honestly is in the middle of a deep
+    #: model, where the switch of one ReLU shows in all gradients.
+    LATE, FURTHER = 8, 4
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -193,10 +196,12 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
         known = {_torch.storage_key(tensor) for tensor in operands}
         made = [t for t in _torch.tensors_in(out) if operands and _torch.storage_key(t) not in known]
         written = _torch.written_arguments(func, args, kwargs)
+        products = _torch.adds_products(func)
         for tensor in {id(t): t for t in (*made, *written)}.values():
             if tensor.dtype in BUDGETS and _torch.storage_key(tensor) is not None:
                 with torch.no_grad():
-                    self._jitter(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
+                    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+                    self._jitter(real, all_alike=products)
         return out
 
     def _added(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -216,10 +221,14 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
             out = (total / count if kind == "mean" and count else total).to(out.dtype).view(out.shape)
         return out
 
-    def _jitter(self, tensor: torch.Tensor) -> None:
-        # The errors of two roundings of one number differ by a step at most.
+    def _jitter(self, tensor: torch.Tensor, *, all_alike: bool) -> None:
+        # The errors of two roundings of one number differ by a step at most. What is left of a sum of products is off
+        # by a step of what was added, which is about as large for all elements; 16 bits are added in 32.
         wide = tensor.to(torch.float64)
-        moved = (wide * (1 + torch.finfo(tensor.dtype).eps * self._noise(tensor))).to(tensor.dtype)
+        added = all_alike and tensor.dtype == torch.float32
+        step = wide.abs().clamp_min(_rms(wide[torch.isfinite(wide)])) if added else wide
+        further = self.FURTHER if self._seed >= self.LATE and tensor.dtype == torch.float32 else 1
+        moved = (wide + further * torch.finfo(tensor.dtype).eps * self._noise(tensor) * step).to(tensor.dtype)
         exact = (wide == wide.round()) & (wide.abs() <= self.EXACT)
         tensor.copy_(torch.where(exact | ~torch.isfinite(moved), tensor, moved))
 
