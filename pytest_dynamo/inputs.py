@@ -63,8 +63,7 @@ def named_children(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif not isinstance(value, (types.FunctionType, types.ModuleType)) and not is_foreign(value):
-        yield from ((f".{name}", held) for name, held in getattr(value, "__dict__", {}).items())
-        yield from ((f".{name}", getattr(value, name)) for name in slots(value) if hasattr(value, name))
+        yield from ((f".{name}", held) for name, held in attributes(value).items())
 
 
 def slots(value: Any) -> list[str]:
