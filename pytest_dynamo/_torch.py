@@ -786,6 +786,49 @@ def adds_products(func: Any) -> bool:
     return func.overloadpacket.__name__ in _PRODUCTS
 
 
+#: Which argument of a sum of products is only added, so that its precision is kept.
+_ADDENDS = {"addmm": 0, "baddbmm": 0, "addmv": 0, "linear": 2, "convolution": 2, "conv1d": 2, "conv2d": 2, "conv3d": 2}
+#: One rounding step of what the numbers that are multiplied are rounded to, by the names in `torch.backends`.
+_FACTOR_STEPS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
+
+
+def addend(func: Any) -> int | None:
+    """The position of the argument of a sum of products that is only added to it."""
+    return _ADDENDS.get(func.overloadpacket.__name__)
+
+
+def factor_step(device_type: str, func: Any = None) -> float:
+    """One rounding step to which kernels may round what they multiply in float32; 0.0: they keep all its digits.
+
+    Args:
+        device_type: as in ``tensor.device.type``.
+        func: an operation that adds products; without it the coarser of convolutions and of other products.
+    """
+    name = "" if func is None else func.overloadpacket.__name__
+    kinds = ("conv", "matmul") if func is None else ("conv",) if "conv" in name else ("matmul",)
+    return max(_FACTOR_STEPS.get(_float32_precision(device_type, kind), 0.0) for kind in kinds)
+
+
+def _float32_precision(device_type: str, kind: str) -> str:
+    import torch
+
+    backends = torch.backends
+    if device_type == "cuda":
+        # Before 2.9 there are only the flags; later, reading them raises where the new settings are mixed with them.
+        setting: Any = getattr(backends.cudnn, "conv", None) if kind == "conv" else backends.cuda.matmul
+        if hasattr(setting, "fp32_precision"):
+            return str(setting.fp32_precision)
+        return "tf32" if (backends.cudnn if kind == "conv" else backends.cuda.matmul).allow_tf32 else "ieee"
+    if device_type != "cpu":
+        return "ieee"
+    setting = getattr(backends.mkldnn, kind, None)
+    if setting is not None:
+        precision = str(setting.fp32_precision)
+    else:
+        precision = "bf16" if kind == "matmul" and torch.get_float32_matmul_precision() == "medium" else "ieee"
+    return precision if precision == "bf16" else "ieee"  # CPUs rarely have TF32
+
+
 def sums(func: Any) -> str | None:
     """``sum``, ``mean`` or, for the gradient of a bias, ``convolution_backward``, if an operation is that."""
     name: str = func.overloadpacket.__name__

@@ -163,6 +163,7 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
 
     So does code that is compiled otherwise or keeps more digits in between. Where results of eager
     move much under it, as where a ReLU switches, being further from float64 than eager proves nothing.
+    Where TF32 is allowed, all factors of products are rounded to it: which kernels do so is up to heuristics.
     Small whole numbers stay: they are exact, and programs count on it. Equal values at equal places move
     equally, so that a forward pass that is repeated for a checkpoint agrees with the first.
 
@@ -189,14 +190,14 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
         if simpler is not None:
             with self:
                 return simpler(*args, **kwargs)
-        out = self._added(func, args, kwargs)
+        products = _torch.adds_products(func)
+        out = self._added(func, self._rounded_factors(func, args) if products else args, kwargs)
         if _torch.draws_random_numbers(func) or _torch.copies(func):
             return out
         operands = _torch.tensors_in((args, kwargs))
         known = {_torch.storage_key(tensor) for tensor in operands}
         made = [t for t in _torch.tensors_in(out) if operands and _torch.storage_key(t) not in known]
         written = _torch.written_arguments(func, args, kwargs)
-        products = _torch.adds_products(func)
         for tensor in {id(t): t for t in (*made, *written)}.values():
             if tensor.dtype in BUDGETS and _torch.storage_key(tensor) is not None:
                 with torch.no_grad():
@@ -220,6 +221,23 @@ class OtherRounding(_torch.dispatch_mode()):  # type: ignore[misc]
             count = operand.numel() // max(total.numel(), 1)
             out = (total / count if kind == "mean" and count else total).to(out.dtype).view(out.shape)
         return out
+
+    def _rounded_factors(self, func: Any, args: Any) -> Any:
+        """Arguments of a sum of products, float32 moved by up to half a step of what kernels may round it to."""
+        written = {id(tensor) for tensor in _torch.written_arguments(func, args, {})}
+
+        def rounded(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or id(value) in written:
+                return value
+            step = _torch.factor_step(value.device.type, func)
+            if not step or _torch.storage_key(value) is None:
+                return value
+            wide = value.detach().to(torch.float64)
+            moved = (wide * (1 + step / 2 * self._noise(value))).to(value.dtype)
+            return torch.where(torch.isfinite(moved), moved, value)
+
+        kept = _torch.addend(func)
+        return tuple(value if at == kept else _torch.map_values(rounded, value) for at, value in enumerate(args))
 
     def _jitter(self, tensor: torch.Tensor, *, all_alike: bool) -> None:
         # The errors of two roundings of one number differ by a step at most. What is left of a sum of products is off
@@ -399,8 +417,8 @@ def _nearer(compiled: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor
 
 def _arithmetic_eps(tensor: torch.Tensor) -> float:
     """One rounding step of the arithmetic on a tensor's device: TF32 keeps 10 bits of float32's 23."""
-    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    return 2.0**-10 if tensor.is_cuda and tf32 and tensor.dtype in (torch.float32, torch.complex64) else 0.0
+    single = tensor.dtype in (torch.float32, torch.complex64)
+    return _torch.factor_step(tensor.device.type) if single else 0.0
 
 
 def _rms(tensor: torch.Tensor) -> float:

@@ -168,3 +168,34 @@ def test_padded_rows_pass(compiled, request, dtype):
         out = compiled(module)(torch.randn(5, 33, device="cuda").to(dtype))
     assert out.stride() in {(17, 1), (20, 1), (24, 1)}
     assert all(check.passed for check in checks_of(request) if check.what in ("values", "stride"))
+
+
+def test_tf32_in_other_convolutions_than_eagers(project):
+    """Which kernels use TF32 is up to heuristics: eager's depthwise convolution does not, another one may."""
+    run = project.test(
+        """
+        import pytest, torch
+        from torch.nn.functional import conv2d
+
+        def rounded(x):  # ten binary digits after the point
+            return ((x.contiguous().view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
+
+        def tf32(graph, example_inputs):
+            def run(x, w):
+                return (conv2d(rounded(x).double(), rounded(w).double(), groups=16).float(),)
+            return run
+
+        @pytest.mark.parametrize("allowed", [True, False])
+        @pytest.mark.compiled(backend=tf32)
+        def test_it(compiled, allowed):
+            x, w = torch.randn(4, 16, 16, 16, device="cuda"), torch.randn(16, 1, 3, 3, device="cuda")
+            before = torch.backends.cudnn.allow_tf32
+            torch.backends.cudnn.allow_tf32 = allowed
+            try:
+                compiled(lambda x, w: conv2d(x, w, groups=16))(x, w)
+            finally:
+                torch.backends.cudnn.allow_tf32 = before
+        """
+    )
+    run.result.assert_outcomes(passed=1, failed=1)
+    run.result.stdout.fnmatch_lines(["FAILED *tf32-False*"])

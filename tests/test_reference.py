@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -650,3 +651,79 @@ def test_the_last_roundings_of_float32_go_further() -> None:
             far[dtype, seed] = ((moved.double() - (x * 3).double()) / (x * 3).double()).abs().max().item()
     assert far[torch.float32, OtherRounding.LATE] > 2 * far[torch.float32, 0]
     assert far[torch.bfloat16, OtherRounding.LATE] < 2 * far[torch.bfloat16, 0]
+
+
+def rounded_to(x: torch.Tensor, digits: int) -> torch.Tensor:
+    """float32 with so many binary digits after the point, rounded half up."""
+    step = 2 ** (23 - digits)
+    return ((x.contiguous().view(torch.int32) + step // 2) & -step).view(torch.float32)
+
+
+@pytest.fixture
+def coarse_products() -> Iterator[None]:
+    """Products of float32 on the CPU may round their factors to bfloat16, by torch's public setting."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_factors_round_to_what_the_settings_allow(coarse_products: None) -> None:
+    """As far as bfloat16's rounding goes, the addend keeps its digits, and convolutions have a setting of their own."""
+    torch.manual_seed(0)
+    a, b, large = torch.randn(64, 256), torch.randn(256, 64), torch.full((64,), 1000.1)
+    image, kernel = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)
+    exact, convolved = a.double() @ b.double(), torch.nn.functional.conv2d(image.double(), kernel.double())
+    with OtherRounding(0):
+        product, added = a @ b, torch.addmm(large, a * 0, b)
+        image_out = torch.nn.functional.conv2d(image, kernel)
+    rounded = rounded_to(a, 7).double() @ rounded_to(b, 7).double()
+    assert 0.5 < (product - exact).norm() / (rounded - exact).norm() < 2, "as far off as factors of bfloat16"
+    assert (added - 1000.1).abs().max() < 1e-3, "what is only added keeps its digits"
+    assert (image_out - convolved).abs().max() < 1e-4, "the setting of convolutions was not touched"
+    torch.set_float32_matmul_precision("highest")
+    with OtherRounding(0):
+        assert (a @ b - exact).abs().max() < 1e-3
+
+
+def test_coarser_factors_pass_only_where_the_settings_allow_them(project) -> None:
+    """Which kernel rounds its factors is up to heuristics: eager's may keep all digits and compiled not."""
+    run = project.test(
+        """
+        import pytest, torch
+
+        def rounded(x):  # seven binary digits after the point, as bfloat16
+            return ((x.contiguous().view(torch.int32) + 2**15) & -(2**16)).view(torch.float32)
+
+        def coarse(graph, example_inputs):
+            return lambda a, b: ((rounded(a).double() @ rounded(b).double()).float(),)
+
+        @pytest.mark.parametrize("precision", ["highest", "medium"])
+        @pytest.mark.compiled(backend=coarse)
+        def test_it(compiled, precision):
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision(precision)
+            try:
+                compiled(lambda a, b: a @ b)(torch.randn(32, 64), torch.randn(64, 32))
+            finally:
+                torch.set_float32_matmul_precision(before)
+        """
+    )
+    run.result.assert_outcomes(passed=1, failed=1)
+    run.result.stdout.fnmatch_lines(["FAILED *coarse-highest*"])
+
+
+def test_settings_of_both_kinds_do_not_disturb_a_check() -> None:
+    """Where the newer settings of precision were used, torch raises if the older flags are read."""
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this torch has one kind of settings")
+    before = torch.backends.fp32_precision
+    exact = torch.randn(64, dtype=torch.float64)
+    try:
+        torch.backends.fp32_precision = "tf32"
+        verdict = within_rounding(exact.float() * (1 + 1e-7), exact.float(), exact)
+        with OtherRounding(0):
+            torch.randn(8, 8) @ torch.randn(8, 8)
+    finally:
+        torch.backends.fp32_precision = before
+    assert verdict.passed
