@@ -31,14 +31,19 @@ about() {
 'torchvision', torchvision.__version__, 'pytest', pytest.__version__)"
 }
 
+# Paths of the machine are left out of what is kept.
+plain=(-E -e "s#$PWD/##g" -e 's#[^ "]*/site-packages/#.../#g' -e 's#/tmp/pytest-of-[^/]*/pytest-[0-9]+/(popen-gw[0-9]+/)?#.../#g')
+
 run() {  # NAME, then what to give to pytest
     local file=$out/h200_$1.txt
     { about; echo "\$ python -m pytest ${*:2} --dynamo-json=h200_$1.json"; } > "$file"
-    # The stack of a test that takes minutes says what it waits for. Paths of the machine are left out.
+    # The stack of a test that takes minutes says what it waits for.
     TORCHINDUCTOR_CACHE_DIR=$scratch/$1 timeout -s INT -k 40 "$seconds" python3 -m pytest "${@:2}" -p no:cacheprovider \
         --durations=12 --dynamo-json="$out/h200_$1.json" -o faulthandler_timeout=100 2> "$out/h200_$1.err" |
-        sed -u -e 's# -- /.*python3##' -e '/^rootdir:/d' -e '/^plugins:/d' -e 's#[^ ]*/site-packages/#.../#g' >> "$file"
-    return "${PIPESTATUS[0]}"
+        sed -u "${plain[@]}" -e 's# -- /.*python3##' -e '/^rootdir:/d' -e '/^plugins:/d' >> "$file"
+    local ended=${PIPESTATUS[0]}
+    sed -i "${plain[@]}" "$out/h200_$1.json"
+    return "$ended"
 }
 
 sweep() {  # each row that is not in the results in a process of its own, many at once
