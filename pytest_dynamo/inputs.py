@@ -268,13 +268,14 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
 
     Tensors keep strides, offsets, ``requires_grad``, class and attributes; views of one storage stay
     views of one storage; containers and objects are copied around them, also the objects of bound methods.
-    Modules and optimizers, methods of objects in ``keep`` or of a library, and tensors that share storage
-    with one of ``keep``, stay themselves.
+    Modules and optimizers, objects in ``keep``, methods of them or of a library, and tensors that share
+    storage with one of ``keep``, stay themselves.
     """
     memo: dict[int, Any] = {}
     notes: list[str] = []
     storages: dict[int, torch.UntypedStorage] = {}
     kept = {s for owner in keep for t in state_tensors(owner) if (s := storage_key(t)) is not None}
+    keeping = {id(owner) for owner in keep}
     found = list(walk(tree))
     for value in found:
         if isinstance(value, torch.Tensor):
@@ -288,9 +289,9 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
             memo[id(value)] = value.clone_state()
         elif isinstance(value, types.MethodType):
             owner = value.__self__
-            if is_foreign(owner) or _of_a_library(owner) or any(owner is one for one in keep):
+            if is_foreign(owner) or _of_a_library(owner) or id(owner) in keeping:
                 memo[id(value)] = value
-        elif isinstance(value, (*STATEFUL, types.FunctionType)) or _unchangeable(value):
+        elif id(value) in keeping or isinstance(value, (*STATEFUL, types.FunctionType)) or _unchangeable(value):
             memo[id(value)] = value
     # Each attempt on a copy: one that fails leaves half-filled containers in its memo.
     try:
