@@ -21,6 +21,7 @@ from pytest_dynamo.gradients import Gradients
 from pytest_dynamo.gradients import Leaf
 from pytest_dynamo.kept import LeftGradients
 from pytest_dynamo.state import CopyBeforeWrite
+from pytest_dynamo.state import Modes
 from pytest_dynamo.state import Random
 from pytest_dynamo.state import State
 from pytest_dynamo.state import copied
@@ -44,6 +45,7 @@ class Outcome:
     #: Positional and keyword arguments after the call.
     arguments: Arguments
     random: Random
+    modes: Modes
     #: Which results share memory with what.
     sharing: tuple[Relation, set[str]] = field(default_factory=lambda: ({}, set()))
     #: None: not asked for, or nothing that the call made requires grad.
@@ -74,6 +76,7 @@ class Start:
         self.fn = fn
         self.owners = inputs.owners(fn, arguments)
         self.random = Random()
+        self.modes = Modes()
         self.notes: list[str] = []
         #: Tensors that eager changed, and attributes, items and gradients, as eager left them.
         self.written: list[Written] = []
@@ -145,7 +148,8 @@ class Start:
                 value = self.fn(*args, **kwargs)
         except Exception as raised:
             error = raised
-        after = Random()
+        after, modes = Random(), Modes()
+        self.modes.restore()
         try:
             if error is None:
                 sharing = self.sharing(value, self._clones)
@@ -159,7 +163,7 @@ class Start:
             self._mode.restore()
             self._state.restore()
         self._untouched = fingerprints(t for t in self._tensors if not self.writes(t))
-        return Outcome(value, error, self._clones, after, sharing, found)
+        return Outcome(value, error, self._clones, after, modes, sharing, found)
 
     @contextmanager
     def _watch_autocast(self) -> Iterator[None]:
@@ -265,10 +269,11 @@ class Start:
         return key in self._mode.before or self._originals.get(key) in self._clone_contents
 
     def rewind(self) -> None:
-        """Bring state and random numbers back to the start."""
+        """Bring state, random numbers and modes of torch back to the start."""
         self._mode.restore()
         self._state.restore()
         self.random.restore()
+        self.modes.restore()
 
     @contextmanager
     def again(self, *, often: bool = False) -> Iterator[Arguments]:
@@ -277,7 +282,8 @@ class Start:
         ``often``: for many calls, of which later ones may change what the one that eager made did not. Of that
         `KEPT` bytes are put back, and notes tell of the rest.
         """
-        random, contents, state = Random(), self._mode.current(), State(self.owners)
+        random, modes = Random(), Modes()
+        contents, state = self._mode.current(), State(self.owners)
         # What changes nothing at all and draws no random numbers is the same in each call.
         later = self._copies() if often and (self._mode.before or self.changed or self._mode.draws) else []
         arguments = self._pristine()
@@ -296,6 +302,7 @@ class Start:
                     fill(storage, content)
             state.restore()
             random.restore()
+            modes.restore()
 
     def _copies(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.UntypedStorage | None]]:
         """Tensors of state that eager did not write to, each with a fingerprint and, if there is room, a copy."""

@@ -423,10 +423,14 @@ def fingerprints(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
 
 #: Words of 8 bytes in a row; rows and columns are summed, so that an exchange of two words shows too.
 _ROW = 1024
+#: Rows at a time: as many as a cache holds, and on a GPU enough to be worth a launch.
+_ROWS = {"cpu": 256, "cuda": 2048}
+#: Each word is mixed with itself shifted so far, lest changes of its highest bit cancel: the signs of float64.
+_SHIFT = 29
 
 
 def fingerprint(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Sums of a storage's bytes, taken as integers, over the rows and columns of a table."""
+    """Sums of a storage's words, mixed, over the rows and columns of a table."""
     with torch.no_grad(), torch.inference_mode(False):
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         whole = len(raw) // (8 * _ROW) * 8 * _ROW
@@ -434,7 +438,13 @@ def fingerprint(storage: torch.UntypedStorage) -> torch.Tensor:
         if not whole:
             return rest
         table = raw[:whole].view(torch.int64).view(-1, _ROW)
-        return torch.cat([table.sum(0).view(torch.uint8), table.sum(1).view(torch.uint8), rest])
+        parts = table.split(_ROWS.get(storage.device.type, _ROWS["cuda"]))
+        mixed, columns, rows = torch.empty_like(parts[0]), torch.zeros_like(table[0]), []
+        for part in parts:
+            words = torch.bitwise_right_shift(part, _SHIFT, out=mixed[: len(part)]).bitwise_xor_(part)
+            columns += words.sum(0)
+            rows.append(words.sum(1))
+        return torch.cat([columns.view(torch.uint8), torch.cat(rows).view(torch.uint8), rest])
 
 
 # -- random numbers -------------------------------------------------------------------------------
@@ -471,3 +481,24 @@ class Random:
         if any(not torch.equal(a, b) for a, b in zip(self._cuda, since._cuda)):
             names.append("torch.cuda")
         return tuple(names)
+
+
+# -- modes ----------------------------------------------------------------------------------------
+
+
+class Modes:
+    """What a call can switch in torch for all that comes after it."""
+
+    def __init__(self) -> None:
+        self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+
+    def restore(self) -> None:
+        torch.set_grad_enabled(self._grad)
+        torch.set_default_dtype(self._dtype)
+
+    def differences(self, other: Modes) -> Iterator[tuple[str, object, object]]:
+        """What is otherwise: (name, here, there)."""
+        if self._grad != other._grad:
+            yield "the grad mode", self._grad, other._grad
+        if self._dtype != other._dtype:
+            yield "the default dtype", self._dtype, other._dtype

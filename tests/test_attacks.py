@@ -889,3 +889,213 @@ held_tensor = X.clone()
     run = project.run()
     assert [name for name, outcome in outcomes(run).items() if outcome != "passed"] == ["test_constant[folded]"]
     run.result.stdout.fnmatch_lines(["*out  alias: compiled's shares memory with out of call 1 of *"])
+
+
+def test_eager_that_varies_excuses_no_more_than_it_varies(project):
+    """What is far further from eager than eager is from itself is judged, by the float64 run where there is one."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@torch.library.custom_op("varies::noise", mutates_args=())
+def noise(x: torch.Tensor, size: float) -> torch.Tensor:
+    return x * (1 + size * torch.rand(x.shape, generator=FRESH))
+
+@noise.register_fake
+def _(x, size):
+    return torch.empty_like(x)
+
+FRESH = torch.Generator()
+
+def spoiled(change):
+    def backend(graph, example_inputs):
+        return lambda *args: tuple(change(out) for out in graph(*args))
+    return backend
+
+def f(x, size):
+    FRESH.seed()
+    return noise(x, size) + 1, (noise(x, size) * 1000).long()
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+@pytest.mark.compiled(backend="aot_eager")
+def test_honest(compiled, size):
+    for _ in range(10):
+        compiled(f)(torch.randn(16), size)
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_one_number(compiled):
+    for _ in range(10):
+        compiled(f)(torch.randn(1), 1.0)
+
+@pytest.mark.compiled(backend=spoiled(torch.zeros_like))
+def test_zeros(compiled):
+    compiled(f)(torch.randn(16), 1e-4)
+
+@pytest.mark.compiled(backend=spoiled(lambda out: out * float("nan") if out.is_floating_point() else out))
+def test_nan(compiled):
+    compiled(f)(torch.randn(16), 1.0)
+
+@pytest.mark.compiled(backend=spoiled(lambda out: out.double() if out.is_floating_point() else out))
+def test_dtype(compiled):
+    compiled(f)(torch.randn(16), 1.0)
+""",
+    )
+    found = outcomes(project.run())
+    assert found == {
+        "test_honest[aot_eager-0.0001]": "passed",
+        "test_honest[aot_eager-0.01]": "passed",
+        "test_honest[aot_eager-1.0]": "passed",
+        "test_one_number[aot_eager]": "passed",
+        "test_zeros[backend]": "failed",
+        "test_nan[backend]": "failed",
+        "test_dtype[backend]": "failed",
+    }
+
+
+def test_modes_that_a_call_switches(project):
+    """What eager leaves switched is not on while compiled runs, and compiled has to switch it too."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+COMPILES = torch.compiler.is_compiling
+
+@pytest.fixture(autouse=True)
+def modes():
+    yield
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+
+def grad(x, wrong=False):
+    y = x * 2
+    if not (wrong and COMPILES()):
+        torch.set_grad_enabled(False)
+    return y
+
+def dtype(x, wrong=False):
+    y = x + torch.ones(4)
+    if not (wrong and COMPILES()):
+        torch.set_default_dtype(torch.float64)
+    return y
+
+@pytest.mark.parametrize("fn", [grad, dtype])
+@eager
+def test_honest(compiled, fn):
+    compiled(fn)(torch.randn(4, requires_grad=True))
+    assert not torch.is_grad_enabled() if fn is grad else torch.get_default_dtype() is torch.float64
+
+@pytest.mark.parametrize("fn", [grad, dtype])
+@eager
+def test_wrong(compiled, fn):
+    compiled(fn)(torch.randn(4), True)
+""",
+    )
+    run = project.run()
+    assert outcomes(run) == {
+        "test_honest[eager-grad]": "passed",
+        "test_honest[eager-dtype]": "passed",
+        "test_wrong[eager-grad]": "failed",
+        "test_wrong[eager-dtype]": "failed",
+    }
+    run.result.stdout.fnmatch_lines(
+        [
+            "*the grad mode after the call  state: compiled left True, eager False",
+            "*the default dtype after the call  state: compiled left torch.float32, eager torch.float64",
+        ]
+    )
+
+
+def test_sizes_that_follow_from_rounding(project):
+    """A size that eager too has otherwise in other roundings is not judged; one that it never has fails."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def bins(x):
+    return torch.bincount((x.abs() * 3).long().flatten())
+
+def one_more(graph, example_inputs):
+    return lambda *args: tuple(torch.cat([out, out[:1]]) for out in graph(*args))
+
+@pytest.mark.compiled
+def test_bins(compiled):
+    fast = compiled(bins)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        fast(torch.randn(8, 16).bfloat16())
+
+@pytest.mark.compiled(backend=one_more)
+def test_one_more(compiled):
+    compiled(lambda x: x * 1.5)(torch.randn(8))
+""",
+    )
+    run = project.run()
+    assert outcomes(run) == {"test_bins[inductor]": "passed", "test_one_more[one_more]": "failed"}
+    (bins, _) = (r for r in run.report["records"] if r["phase"] == "call")
+    (check,) = (c for c in bins["parity"]["checks"] if c["passed"] is None)
+    assert "its size follows from rounding: compiled (10,), eager (11,)" in check["note"]
+
+
+def test_an_argument_that_the_function_also_knows_is_one_object(project):
+    """It is not cloned: functions compare it by identity, and change it through either name."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+class Config:
+    def __init__(self):
+        self.calls = 0
+
+DEFAULT = Config()
+
+def f(x, config, wrong=False):
+    if config is not DEFAULT:
+        return x * 2
+    config.calls += 1
+    if wrong and torch.compiler.is_compiling():
+        config.calls += 1
+    return x * 3 + DEFAULT.calls
+
+@eager
+def test_honest(compiled):
+    fast = compiled(f)
+    assert torch.equal(fast(X, DEFAULT), X * 3 + 1)
+    assert torch.equal(fast(X, DEFAULT), X * 3 + 2)
+
+@eager
+def test_wrong(compiled):
+    compiled(f)(X, DEFAULT, True)
+""",
+    )
+    assert outcomes(project.run()) == {"test_honest[eager]": "passed", "test_wrong[eager]": "failed"}
+
+
+def test_negated_state_shows(project):
+    """Signs of float64 are the highest bits, which cancel in plain sums."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+def negates(graph, example_inputs):
+    def run(*args):
+        out = graph(*args)
+        for tensor in args:
+            if isinstance(tensor, nn.Parameter):
+                tensor.data.neg_()
+        return out
+    return run
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128])
+@pytest.mark.parametrize("size", [64, 700])
+@pytest.mark.compiled(backend=negates)
+def test_it(compiled, dtype, size):
+    model = nn.Linear(size, size, bias=False).to(dtype)
+    with torch.no_grad():
+        compiled(model)(torch.randn(2, size, dtype=dtype))
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(failed=6)
+    run.result.stdout.fnmatch_lines(
+        ["*parameter weight after the call  state: compiled changed it, eager left it alone"]
+    )
