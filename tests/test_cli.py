@@ -456,17 +456,18 @@ def test_pytest_benchmark_and_we_read_the_same_folder(tmp_path: Path) -> None:
     assert (listed.returncode, listed.stderr) == (0, "")
     assert "  accepted  1.000 ms" in listed.stdout
     assert f"  time {ASCII[0] * 2} 1.000 ms to 1.000 ms" in listed.stdout
-    compared = run("-m", "pytest_benchmark", "compare", "--columns=median", folder=tmp_path)
-    assert compared.returncode == 0, compared.stderr
-    assert "Failed" not in compared.stdout + compared.stderr
-    assert [sum(name in line for line in compared.stdout.splitlines()) for name in ("test_a ", "test_theirs ")] == [
-        2,
-        2,
-    ]
     after = contents(tmp_path / ".benchmarks")
     assert MARKS in after
     del after[MARKS]
     assert after == before
+    (tmp_path / "empty").mkdir()
+    if run("-m", "pytest_benchmark", "list", folder=tmp_path / "empty").returncode:
+        pytest.skip("the command of this pytest-benchmark does not work with this pytest")  # 5.1.0 with pytest 9.1
+    compared = run("-m", "pytest_benchmark", "compare", "--columns=median", folder=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert "Failed" not in compared.stdout + compared.stderr
+    shown = [sum(name in line for line in compared.stdout.splitlines()) for name in ("test_a ", "test_theirs ")]
+    assert shown == [2, 2]
 
 
 def test_the_command_imports_neither_torch_nor_pytest(tmp_path: Path) -> None:
