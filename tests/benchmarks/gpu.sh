@@ -5,8 +5,8 @@
 #
 # Parts, all started at once, each ended with a report after SECONDS_EACH: examples, cuda (the tests marked so), graphs
 # (of those all but the long ones), sweep (rounding of models), cpu (the rest of the suite), and, each alone, since times
-# are the result: timing (the tests of it), speed (A/A and planted slow-downs) and speed_cost (what a benchmark costs).
-# Other timings have scripts of their own and need a quiet machine too.
+# are the result: timing (the tests of it), accuracy (beside other timers), speed (A/A and planted slow-downs) and
+# speed_cost (what a benchmark costs). Other timings have scripts of their own and need a quiet machine too.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?a folder for the results}
@@ -75,6 +75,8 @@ part() {
         cpu) run cpu tests -m "not cuda" --ignore=tests/examples -n 10 -q -rf ;;
         sweep) sweep ;;
         timing) run timing "${timed[@]}" -m cuda -v -n 0 ;;
+        accuracy)
+            PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/accuracy.py --out "$out/h200_accuracy" ;;
         speed_cost)
             TORCHINDUCTOR_CACHE_DIR=$scratch/cost python3 tests/benchmarks/benchmark_cost.py --out "$out" \
                 > "$out/h200_speed_cost.txt" 2>&1 ;;
