@@ -927,6 +927,10 @@ def test_one_number(compiled):
     for _ in range(10):
         compiled(f)(torch.randn(1), 1.0)
 
+@pytest.mark.compiled(backend=["eager", "inductor"])
+def test_time(compiled):
+    compiled(lambda x: (x + 1, x + time.perf_counter()))(X)
+
 @pytest.mark.compiled(backend=spoiled(torch.zeros_like))
 def test_zeros(compiled):
     compiled(f)(torch.randn(16), 1e-4)
@@ -946,6 +950,8 @@ def test_dtype(compiled):
         "test_honest[aot_eager-0.01]": "passed",
         "test_honest[aot_eager-1.0]": "passed",
         "test_one_number[aot_eager]": "passed",
+        "test_time[eager]": "passed",
+        "test_time[inductor]": "passed",
         "test_zeros[backend]": "failed",
         "test_nan[backend]": "failed",
         "test_dtype[backend]": "failed",
