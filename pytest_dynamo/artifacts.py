@@ -139,6 +139,7 @@ torch {torch}, Python {python}.
 from math import inf, nan
 from pathlib import Path
 import sys
+import traceback
 
 import torch
 from torch import device
@@ -192,7 +193,12 @@ def main():
     compiled = torch.compile(graph, **COMPILE)
     status = 0
     for run in range({runs}):
-        got = results(compiled)
+        try:
+            got = results(compiled)
+        except Exception:
+            status = 1
+            print(f"compiled raised in run {{run + 1}}, eager did not:", traceback.format_exc(), sep="\\n")
+            break
         for name, expected in eager.items():
             try:
                 torch.testing.assert_close(got.get(name), expected, equal_nan=True, **TOLERANCES)

@@ -419,8 +419,11 @@ class Checker:
             raise compiled
         note = f"compiled {told(compiled)}, eager {told(eager)}"
         self.run.checks.append(Check("exception", "raised", call, False, note=note))
-        text = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]\n  {note}"
-        raise self._noted(ParityError(text)) from (compiled or eager)
+        head = f"compiled {self.name} differs from eager in call {call} [{self.variant.id}]"
+        lines = [head, f"  {note}"]
+        if eager is None:
+            lines += parity_lines((), self._locate(judge, eager_random=False), self._write_repro(judge, head))
+        raise self._noted(ParityError("\n".join(lines))) from (compiled or eager)
 
     def _raise_fullgraph_break(self, error: Exception) -> None:
         """Turn the exception of a break under ``fullgraph=True`` into one finding."""

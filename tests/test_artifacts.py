@@ -87,6 +87,40 @@ def test_script_shows_the_difference(project: Any) -> None:
     assert (done.returncode, done.stdout) == (0, "eager and compiled agree\n")
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"cpp.inject_relu_bug_TESTING_ONLY": "compile_error"}, "CppCompileError"),
+        ({"cpp.inject_log1p_bug_TESTING_ONLY": "compile_error"}, None),
+    ],
+)
+def test_compiled_raises(project: Any, fault: dict[str, str], told: str | None) -> None:
+    """What the backend can't compile is located and has a script, as a wrong value has; what it can is not told."""
+    with torch._inductor.config.patch(fault):
+        run = project.test(
+            """
+            import pytest, torch
+
+            @pytest.mark.compiled
+            def test_it(compiled):
+                compiled(lambda x: torch.relu(x * 2))(torch.randn(64))
+            """,
+            "--dynamo-artifacts=out",
+        )
+    if told is None:
+        run.result.assert_outcomes(passed=1)
+        return
+    run.result.assert_outcomes(failed=1)
+    folder = written(project)
+    assert "  first diverging stage: inductor (capture, AOTAutograd, decompositions agree with eager)" in run.text
+    assert parity_of(run)["repro"] == f"{folder / 'repro.py'} (run once: it shows the difference)"
+    done = rerun(folder)
+    assert done.returncode == 1
+    assert done.stdout.startswith("compiled raised in run 1, eager did not:")
+    assert told in done.stdout
+    assert done.stdout.endswith("eager and compiled differ\n")
+
+
 def test_backend_of_the_users_is_loaded(project: Any) -> None:
     """A backend that can be imported from its file is; inner graphs become inner modules."""
     run = project.test(
