@@ -76,7 +76,7 @@ part() {
         sweep) sweep ;;
         timing) run timing "${timed[@]}" -m cuda -v -n 0 ;;
         accuracy)
-            PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/accuracy.py --out "$out/h200_accuracy" ;;
+            PYTHONPATH=$PYTHONPATH:$PWD/tests/benchmarks python3 tests/benchmarks/accuracy.py --out "$out/h200_accuracy" > /dev/null ;;
         speed_cost)
             TORCHINDUCTOR_CACHE_DIR=$scratch/cost python3 tests/benchmarks/benchmark_cost.py --out "$out" \
                 > "$out/h200_speed_cost.txt" 2>&1 ;;
