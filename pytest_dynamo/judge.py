@@ -19,7 +19,13 @@ from pytest_dynamo import _torch
 from pytest_dynamo import aliasing
 from pytest_dynamo import gradients
 from pytest_dynamo import inputs
-from pytest_dynamo.parity import DTYPE_TOLERANCES
+from pytest_dynamo.excuses import apart
+from pytest_dynamo.excuses import follows_from_rounding
+from pytest_dynamo.excuses import is_dropped
+from pytest_dynamo.excuses import is_whole
+from pytest_dynamo.excuses import size_follows_from_rounding
+from pytest_dynamo.excuses import unless_dropped
+from pytest_dynamo.excuses import unless_made_up
 from pytest_dynamo.parity import Pairs
 from pytest_dynamo.parity import compare
 from pytest_dynamo.record import Check
@@ -45,8 +51,6 @@ OTHER_ROUNDINGS = 16
 _OTHER_SIZES = 8
 #: Eager runs more at most, where eager does not agree with itself, and how much further compiled may be from it.
 _EAGER_RUNS, _NOISE = 5, 10.0
-#: How the note of a check starts where compiled left a tensor as it was before the call.
-_DROPPED = "eager changed it, by "
 _OTHER_NUMBERS = "its state after the call is not eager's: compiled drew other random numbers from it, or none"
 _NOT_DRAWN = "eager drew from it, compiled did not: the next call gets the same random numbers again"
 
@@ -269,10 +273,7 @@ class Judge:
             return check
         actual, expected = (tensor.detach() for tensor in pairs[check.path])
         before = self.start.before(then if isinstance(then, torch.Tensor) else expected)
-        if before is None or not _equal(actual, before) or not _beyond_rounding(before, expected):
-            return check
-        note = f"{_DROPPED}{check.max_abs:.2g} at most, and compiled did not"
-        return replace(check, passed=False, note=note)
+        return check if before is None else unless_dropped(check, actual, expected, before)
 
     def _gradients(self, found: gradients.Gradients, pairs: Pairs) -> Iterator[Check]:
         def close(actual: torch.Tensor, expected: torch.Tensor, path: str) -> Iterator[Check]:
@@ -298,9 +299,9 @@ class Judge:
         """Tell rounding from faults by a run of the same call in float64."""
         doubtful = {check.path for check in checks if check.passed is False and check.max_abs is not None}
         eager = {path: pairs[path][1] for path in doubtful & pairs.keys()}
-        doubtful = {path for path, tensor in eager.items() if tensor.dtype in BUDGETS or _whole(tensor)}
+        doubtful = {path for path, tensor in eager.items() if tensor.dtype in BUDGETS or is_whole(tensor)}
         if (self._tolerances.rtol, self._tolerances.atol) != (None, None):
-            doubtful &= {check.path for check in checks if _is_dropped(check)}
+            doubtful &= {check.path for check in checks if is_dropped(check)}
         sizes = {check.path for check in checks if check.passed is False and check.what == "shape"} & pairs.keys()
         doubtful |= sizes
         if not doubtful:
@@ -339,15 +340,15 @@ class Judge:
         reference = self._references.get(check.path)
         if check.passed is False and check.what == "shape":
             seen = [*others, *([] if reference is None else [reference])]
-            return _size_follows_from_rounding(check, *pairs[check.path], seen)
+            return size_follows_from_rounding(check, *pairs[check.path], seen)
         if check.passed is not False or check.max_abs is None:
             return check
         first = (check.note or "").partition("\n")[0]
-        if _is_dropped(check):
-            return _unless_made_up(check, *pairs[check.path], [*others, *([] if reference is None else [reference])])
-        if _whole(pairs[check.path][1]):
+        if is_dropped(check):
+            return unless_made_up(check, *pairs[check.path], [*others, *([] if reference is None else [reference])])
+        if is_whole(pairs[check.path][1]):
             seen = [*others, *([] if reference is None else [reference])]
-            return _follows_from_rounding(check, *pairs[check.path], seen)
+            return follows_from_rounding(check, *pairs[check.path], seen)
         narrow = reference is not None and reference.dtype == pairs[check.path][1].dtype
         if reference is None or (check.what == "values" and narrow and not self._rounded):
             passed = None if self._hidden else False
@@ -371,7 +372,7 @@ class Judge:
         """Withdraw judgement where eager is about as far from eager, on the same arguments, as compiled is."""
 
         def beyond(check: Check) -> bool:
-            return _apart(check, pairs) > _NOISE * self._spread[check.path]
+            return apart(check, pairs) > _NOISE * self._spread[check.path]
 
         def noisy() -> list[Check]:
             return [check for check in checks if check.passed is False and check.path in self._spread]
@@ -387,92 +388,7 @@ class Judge:
             again = self.look(self.start.fn, arguments, differentiate=self.eager.gradients is not None)
         self._eager_runs += 1
         for check in (check for check in again.checks if check.passed is False):
-            self._spread[check.path] = max(self._spread.get(check.path, 0.0), _apart(check, again.pairs))
-
-
-def _apart(check: Check, pairs: Pairs) -> float:
-    """How far the two sides of a failed check are apart: a root mean square, infinite for what has no distance."""
-    if check.max_abs is None or check.path not in pairs:
-        return math.inf
-    actual, expected = (tensor.detach() for tensor in pairs[check.path])
-    plain = all(t.layout is torch.strided and not (t.is_quantized or t.is_nested) for t in (actual, expected))
-    if not plain or actual.shape != expected.shape:
-        return math.inf
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    finite = torch.isfinite(expected)
-    if not torch.equal(torch.isfinite(actual), finite):
-        return math.inf
-    off = actual[finite].to(wide) - expected[finite].to(wide)
-    return math.sqrt(float((off.abs() ** 2).mean())) if off.numel() else math.inf
-
-
-def _whole(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
-
-
-def _equal(actual: torch.Tensor, before: torch.Tensor) -> bool:
-    facts = ("layout", "device", "shape", "dtype")
-    return all(getattr(actual, fact) == getattr(before, fact) for fact in facts) and torch.equal(actual, before)
-
-
-def _beyond_rounding(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether some element of a tensor moved by two rounding steps of its dtype or more."""
-    if after.dtype not in DTYPE_TOLERANCES or not bool(torch.isfinite(after).all()):
-        return False
-    wide = torch.promote_types(after.dtype, torch.float32)
-    moved = (after.to(wide) - before.to(wide)).abs()
-    return bool((moved > torch.finfo(after.dtype).eps * after.to(wide).abs()).any())
-
-
-def _is_dropped(check: Check) -> bool:
-    return (check.note or "").startswith(_DROPPED)
-
-
-def _unless_made_up(check: Check, before: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]) -> Check:
-    """Excuse compiled, which left a tensor as it was, where another rounding of eager is nearer to that than eager."""
-    wide = torch.promote_types(eager.dtype, torch.float64)
-    b, e = before.detach().to(wide), eager.detach().to(wide)
-    for other in (other.to(wide) for other in others if other.shape == eager.shape):
-        if float((b - other).abs().max()) < float((e - other).abs().max()):
-            return replace(check, passed=True, note="within rounding: in other roundings eager hardly changes it")
-    return check
-
-
-#: Of the whole numbers that differ, this part may lie where no other rounding moved eager's as far.
-_UNSEEN = 0.05
-
-
-def _follows_from_rounding(
-    check: Check, compiled: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]
-) -> Check:
-    """Excuse whole numbers that differ where eager's own do in other roundings, and no more than they do."""
-    c, e = compiled.to(torch.float64), eager.to(torch.float64)
-    off = (c - e).abs()
-    reached = torch.zeros_like(off)
-    for other in others:
-        if other.shape == eager.shape:
-            reached = torch.maximum(reached, (other.to(torch.float64) - e).abs())
-    count, unseen = int((off > 0).sum().item()), int((off > reached).sum().item())
-    if unseen > _UNSEEN * count or float(off.max()) > float(reached.max()):
-        return check
-    note = f"within rounding: {count} of {eager.numel()} elements differ, as eager's own do in other roundings"
-    return replace(check, passed=True, note=note)
-
-
-def _size_follows_from_rounding(
-    check: Check, compiled: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]
-) -> Check:
-    """Withdraw judgement of a size that is no further from eager's than its own in other roundings."""
-    if compiled.is_nested or eager.is_nested:
-        return check
-    sizes = [tuple(tensor.shape) for tensor in (eager, *others) if tensor.dim() == compiled.dim() == eager.dim()]
-    reached = [set(dim) for dim in zip(*sizes)]
-    if not sizes or not all(min(dim) <= size <= max(dim) for dim, size in zip(reached, compiled.shape)):
-        return check
-    found = f"compiled {tuple(compiled.shape)}, eager {tuple(eager.shape)}"
-    other = next(size for size in sizes if size != sizes[0])
-    note = f"its size follows from rounding: {found}, and {other} where its operations round otherwise"
-    return replace(check, passed=None, note=note)
+            self._spread[check.path] = max(self._spread.get(check.path, 0.0), apart(check, again.pairs))
 
 
 def _strides_differ(actual: torch.Tensor, expected: torch.Tensor) -> bool:

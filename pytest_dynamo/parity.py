@@ -237,6 +237,7 @@ class _Comparison:
             if actual.is_meta or expected.is_meta:
                 return
             actual = actual.to(expected.device)
+            self._pairs[path] = (actual, expected)
         if expected.is_meta:
             yield self._check("values", path, None, "tensors on the meta device have no values")
             return

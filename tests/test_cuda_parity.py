@@ -199,3 +199,21 @@ def test_tf32_in_other_convolutions_than_eagers(project):
     )
     run.result.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(["FAILED *tf32-False*"])
+
+
+def test_another_device_and_other_values(project):
+    """Both are told: a result on the CPU is compared with eager's on the GPU all the same."""
+    run = project.test(
+        """
+        import pytest, torch
+
+        def elsewhere(graph, example_inputs):
+            return lambda *args: tuple(out.cpu() + 1 for out in graph(*args))
+
+        @pytest.mark.compiled(backend=elsewhere)
+        def test_it(compiled):
+            compiled(lambda x: x * 2)(torch.randn(64, device="cuda"))
+        """
+    )
+    run.result.assert_outcomes(failed=1)
+    run.result.stdout.fnmatch_lines(["*out  device: compiled cpu, eager cuda:0", "*out  values: 64 of 64 elements*"])

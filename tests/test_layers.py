@@ -42,7 +42,7 @@ LAYERS = [
         frozenset(
             {
                 *("_torch", "observer", "inputs", "state", "parity", "isolation", "start", "reference"),
-                *("gradients", "aliasing", "judge", "kept"),
+                *("gradients", "aliasing", "excuses", "judge", "kept"),
                 *("timing", "clocks", "profiling", "machine"),
             }
         ),
@@ -62,7 +62,7 @@ LAYERS = [
 ]
 #: Modules that may import torch when they are imported, and those that may import pytest.
 TORCH = frozenset(
-    {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "judge", "kept"}
+    {"inputs", "state", "parity", "start", "reference", "calls", "gradients", "aliasing", "excuses", "judge", "kept"}
     | {"stages", "artifacts", "clocks", "profiling", "benchmark", "baseline"}
 )
 PYTEST = frozenset(
