@@ -494,7 +494,8 @@ class Modes:
 
     def restore(self) -> None:
         torch.set_grad_enabled(self._grad)
-        torch.set_default_dtype(self._dtype)
+        if torch.get_default_dtype() != self._dtype:
+            torch.set_default_dtype(self._dtype)
 
     def differences(self, other: Modes) -> Iterator[tuple[str, object, object]]:
         """What is otherwise: (name, here, there)."""
