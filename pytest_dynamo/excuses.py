@@ -34,10 +34,11 @@ def apart(check: Check, pairs: Pairs) -> float:
     if not plain or actual.shape != expected.shape:
         return math.inf
     wide = torch.complex128 if expected.is_complex() else torch.float64
+    actual, expected = actual.to(wide), expected.to(wide)
     finite = torch.isfinite(expected)
     if not torch.equal(torch.isfinite(actual), finite):
         return math.inf
-    off = actual[finite].to(wide) - expected[finite].to(wide)
+    off = (actual - expected)[finite]
     return math.sqrt(float((off.abs() ** 2).mean())) if off.numel() else math.inf
 
 
