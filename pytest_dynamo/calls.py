@@ -48,6 +48,10 @@ from pytest_dynamo.variants import Variant
 from pytest_dynamo.verdict import break_message
 
 
+#: Held while a call is compared, by its thread, and for how many seconds other threads wait for it.
+_COMPARING, _WAIT = threading.RLock(), 60
+
+
 class Checker:
     """Compiles a function once and checks every call of it."""
 
@@ -93,8 +97,22 @@ class Checker:
             run.not_checked[f"{self.name}: {unreadable}"] = None
             return self._uncompared(args, kwargs)
         hooks = gradients.CallersHooks()
-        with hooks.set_aside():
+        with self._alone(), hooks.set_aside():
             return self._compared(args, kwargs, hooks)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time: stance, state and random numbers, which a comparison moves, are those of the process."""
+        # Not for ever: a function may itself wait for a thread that calls another one.
+        alone = _COMPARING.acquire(timeout=_WAIT)
+        if not alone:
+            text = f"{self.name}: a call in another thread was compared for more than {_WAIT} s meanwhile"
+            self.run.not_checked[text] = None
+        try:
+            yield
+        finally:
+            if alone:
+                _COMPARING.release()
 
     def _compared(self, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: gradients.CallersHooks) -> Any:
         """A call that is compared with eager."""

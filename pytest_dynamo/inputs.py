@@ -22,6 +22,8 @@ from pytest_dynamo._torch import storage_key
 #: Objects that hold tensors and are changed in place by a call. They are never cloned: what the eager
 #: run changes in them is put back afterwards (`State`).
 STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
+#: What a copy of an argument or result shares with it.
+_SHARED = (*STATEFUL, types.FunctionType)
 _FOREIGN = frozenset(
     {
         "_pytest",
@@ -140,6 +142,8 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
                     own = (vars(module).items() for module in value.modules())
                     todo += [(held, True) for items in own for name, held in items if name not in OF_EVERY_MODULE]
                     todo += [(called, True) for module in value.modules() for called in _called(module)]
+                    classes = {type(module) for module in value.modules()}
+                    todo += [(held, True) for cls in classes for held in _members(cls, {"forward"})]
             elif isinstance(value, torch.Tensor) and start is not arguments:
                 found[id(value)] = value
             elif isinstance(value, types.FunctionType):
@@ -147,11 +151,15 @@ def owners(fn: Callable[..., Any], arguments: Any) -> list[Any]:
                 filled = [Variable(name, cell) for name, cell in cells if is_filled(cell)]
                 found |= {id(variable.cell): variable for variable in filled}
                 todo += [(variable.cell.cell_contents, True) for variable in filled]
-                used = (value.__globals__.get(name) for name in _names(value.__code__))
+                names = set(_names(value.__code__))
+                used = [value.__globals__[name] for name in names if name in value.__globals__]
                 todo += [(held, True) for held in used if not isinstance(held, types.FunctionType) or _is_users(held)]
+                homes = [*used, *(variable.cell.cell_contents for variable in filled)]
+                todo += [(held, True) for home in homes for held in _members(home, names)]
                 todo += [(value.__defaults__, True), (value.__kwdefaults__, True)]
             elif isinstance(value, types.MethodType):
                 todo.append((value.__func__, False))
+                todo += [(held, True) for held in _members(value.__self__, {value.__func__.__name__})]
             elif belongs and (isinstance(value, CONTAINERS) or has_attributes(value)):
                 found[id(value)] = value
     return list(found.values())
@@ -178,6 +186,37 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def _members(home: Any, names: set[str]) -> list[Any]:
+    """What a user's class, an instance of one, or a Python module holds by these names, or by those its methods use.
+
+    Of classes functions and what is not a function; attributes of instances are found elsewhere.
+    """
+    if isinstance(home, types.ModuleType):
+        root = home.__name__.partition(".")[0]
+        return [] if _is_library(root) else [vars(home)[name] for name in names if name in vars(home)]
+    if isinstance(home, (*_ATOMS[:-3], torch.Tensor, types.FunctionType)):
+        return []
+    cls = home if isinstance(home, type) else type(home)
+    spaces = [vars(base) for base in cls.__mro__ if not _is_library(base.__module__.partition(".")[0])]
+    found, todo, seen = [], [*names, "__call__"], set()
+    while todo and spaces:
+        name = todo.pop()
+        held = next((space[name] for space in spaces if name in space), None)
+        if name in seen or held is None:
+            continue
+        seen.add(name)
+        held = getattr(held, "__func__", getattr(held, "fget", held))
+        found.append(held)
+        if isinstance(held, types.FunctionType):
+            todo += _names(held.__code__)
+    return found
+
+
+def _is_library(root: str) -> bool:
+    """Whether a top-level module is Python's, torch's, NumPy's or a framework's own."""
+    return root in ("torch", "numpy") or root in _FOREIGN or root in sys.stdlib_module_names
 
 
 def _called(module: torch.nn.Module) -> Iterator[Any]:
@@ -287,11 +326,16 @@ def clone(tree: Any, keep: list[Any]) -> tuple[Any, list[str]]:
                     notes.append("hooks of an argument tensor were not copied to its clone")
         elif isinstance(value, torch.Generator):
             memo[id(value)] = value.clone_state()
+        elif isinstance(value, types.GeneratorType):
+            raise TypeError(
+                "an argument is or holds a generator: its values exist only once, so eager and compiled can't both "
+                "have them; give a list"
+            )
         elif isinstance(value, types.MethodType):
             owner = value.__self__
             if is_foreign(owner) or _of_a_library(owner) or id(owner) in keeping:
                 memo[id(value)] = value
-        elif id(value) in keeping or isinstance(value, (*STATEFUL, types.FunctionType)) or _unchangeable(value):
+        elif id(value) in keeping or isinstance(value, _SHARED) or _unchangeable(value):
             memo[id(value)] = value
     # Each attempt on a copy: one that fails leaves half-filled containers in its memo.
     try:
@@ -373,7 +417,9 @@ def detach(tree: Any) -> Any:
                 memo[id(value)] = torch.nn.Parameter(copied, value.requires_grad)
             else:
                 memo[id(value)] = copied.requires_grad_(value.requires_grad)
-        elif isinstance(value, (*STATEFUL, torch.Generator, types.FunctionType, types.MethodType)):
+        elif isinstance(value, (*STATEFUL, torch.Generator, types.FunctionType, types.MethodType)) or _unchangeable(
+            value
+        ):
             memo[id(value)] = value
     try:
         return copy.deepcopy(tree, memo)

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,9 +91,10 @@ class _Comparison:
         return self._check(what, path, False, f"compiled {_short(actual)}, eager {_short(expected)}")
 
     def values(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
-        if (id(actual), id(expected)) in self._seen:
-            return
-        self._seen.add((id(actual), id(expected)))
+        if not isinstance(expected, (*_PLAIN, float, complex)):  # Python has some numbers once only
+            if (id(actual), id(expected)) in self._seen:
+                return
+            self._seen.add((id(actual), id(expected)))
         if actual is expected:
             yield self._check("values", path, True)
         elif type(actual) is not type(expected):
@@ -106,6 +108,10 @@ class _Comparison:
             yield self._number(actual, expected, path)
         elif _is_numpy(expected):
             yield from self._numpy(actual, expected, path)
+        elif isinstance(expected, int) and not isinstance(expected, enum.Enum):
+            yield self._integer(actual, expected, path)
+        elif isinstance(expected, torch.Size):
+            yield from self._sequence(actual, expected, path)
         elif isinstance(expected, _PLAIN):
             difference = self._same("values", path, actual, expected)
             yield difference or self._check("values", path, True)
@@ -220,6 +226,17 @@ class _Comparison:
         a, e = (torch.tensor(v, dtype=wide, device="cpu") for v in (actual, expected))
         self._pairs[path] = (a.to(dtype), e.to(dtype))
         return self._close(a, e, path, *self._scaled(dtype, e))
+
+    def _integer(self, actual: int, expected: int, path: str) -> Check:
+        """Compare whole numbers of Python, which may come from a tensor: a count, a size, an index."""
+        difference = self._same("values", path, actual, expected)
+        if difference is None:
+            return self._check("values", path, True)
+        if max(abs(actual), abs(expected)) < 2**53:
+            a, e = (torch.tensor(int(value), device="cpu") for value in (actual, expected))
+            self._pairs[path] = (a, e)
+            difference = replace(difference, max_abs=float(abs(actual - expected)))
+        return difference
 
     # -- tensors --
 

@@ -156,10 +156,13 @@ def _stateful(value: Any) -> bool:
 
 
 class Gone:
-    """Stands for what is not there."""
+    """Stands for what is not there; there is one, which copies as itself."""
 
     def __repr__(self) -> str:
         return "nothing"
+
+    def __deepcopy__(self, memo: object) -> Gone:
+        return self
 
 
 GONE = Gone()

@@ -1030,14 +1030,59 @@ def test_bins(compiled):
         torch.manual_seed(seed)
         fast(torch.randn(8, 16).bfloat16())
 
+def gate(x, y):
+    return (x * y + x.exp() * y.sin()).sigmoid()
+
+def counts(x, y):
+    held = gate(x, y) > 0.5
+    kept = gate(x, y)[held]
+    return held.sum().item(), len(kept), kept.shape, gate(x, y).argmax(-1).tolist(), bool(held[0].sum() > 20)
+
+@pytest.mark.compiled
+def test_counts(compiled):
+    torch.manual_seed(0)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled(counts)(*(torch.randn(100, 50, dtype=torch.bfloat16) for _ in range(2)))
+
+def selected(x, y):
+    z = (x * y + x.sin() * y.cos()).tanh()
+    return z.masked_select(z > 0.3)
+
+@pytest.mark.compiled
+def test_same_size_by_chance(compiled):
+    fast = compiled(selected)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            fast(*(torch.randn(60, 50, dtype=torch.bfloat16) for _ in range(2)))
+
 @pytest.mark.compiled(backend=one_more)
 def test_one_more(compiled):
     compiled(lambda x: x * 1.5)(torch.randn(8))
+
+def off_by_one(x):
+    count = (x > 0).sum().item()
+    return x + 1, count + int(torch.compiler.is_compiling()), count
+
+@eager
+def test_off_by_one(compiled):
+    compiled(off_by_one)(X)
+
+@eager
+def test_equal_numbers(compiled):
+    compiled(lambda x: (x + 1, [2, 3, 2 + int(torch.compiler.is_compiling()), 3]))(X)
 """,
     )
     run = project.run()
-    assert outcomes(run) == {"test_bins[inductor]": "passed", "test_one_more[one_more]": "failed"}
-    (bins, _) = (r for r in run.report["records"] if r["phase"] == "call")
+    assert outcomes(run) == {
+        "test_bins[inductor]": "passed",
+        "test_counts[inductor]": "passed",
+        "test_same_size_by_chance[inductor]": "passed",
+        "test_one_more[one_more]": "failed",
+        "test_off_by_one[eager]": "failed",
+        "test_equal_numbers[eager]": "failed",
+    }
+    bins = next(r for r in run.report["records"] if r["phase"] == "call")
     (check,) = (c for c in bins["parity"]["checks"] if c["passed"] is None)
     assert "its size follows from rounding: compiled (10,), eager (11,)" in check["note"]
 
@@ -1105,3 +1150,211 @@ def test_it(compiled, dtype, size):
     run.result.stdout.fnmatch_lines(
         ["*parameter weight after the call  state: compiled changed it, eager left it alone"]
     )
+
+
+def test_state_of_classes_and_modules(project):
+    """What a function names of classes, instances and Python modules is put back and compared, also in methods."""
+    project.file("its_lib", "import torch\nAUX = []\nLINEAR = torch.nn.Linear(4, 4)\ndef record(x): AUX.append(x)\n")
+    project.file(
+        "test_it",
+        HEAD
+        + """
+import its_lib
+
+EMA = {}
+
+class Tracker:
+    losses = {}
+
+class Meter:
+    def add(self, x):
+        EMA["v"] = EMA.get("v", 0) + x.sum()
+    @staticmethod
+    def log(x):
+        Tracker.losses["n"] = Tracker.losses.get("n", 0) + x.sum()
+
+METER = Meter()
+
+class Router(nn.Module):
+    aux = []
+    def forward(self, x):
+        self.keep(x * 2)
+        return x + 1
+    def keep(self, x):
+        type(self).aux.append(x)
+
+def pops(x):
+    return x + Tracker.losses.pop("aux")
+
+def by_class(x):
+    Tracker.losses["n"] = x * 3
+    return x + 1
+
+def by_method(x):
+    METER.add(x * 2)
+    return x + 1
+
+def by_static(x):
+    METER.log(x * 2)
+    return x + 1
+
+def by_local(x):
+    Meter().add(x * 2)
+    return x + 1
+
+def by_module(x):
+    its_lib.record(x * 2)
+    return x + 1
+
+FUNCTIONS = [by_class, by_method, by_static, by_local, by_module, Router()]
+
+def spoiled(graph, example_inputs):
+    return lambda *args: tuple(out * 1.5 if n else out for n, out in enumerate(graph(*args)))
+
+def scaled(graph, example_inputs):
+    class Scaled(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.view_as(x))
+        backward = staticmethod(lambda ctx, g: g * 1.5)
+    return lambda *args: tuple(Scaled.apply(out) for out in graph(*args))
+
+@pytest.fixture(autouse=True)
+def fresh():
+    for held in (EMA, Tracker.losses, Router.aux, its_lib.AUX):
+        held.clear()
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_popped(compiled):
+    Tracker.losses["aux"] = X
+    assert torch.equal(compiled(pops)(X), X + X)
+    assert not Tracker.losses
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.compiled(backend="aot_eager")
+def test_honest(compiled, fn):
+    compiled(fn)(X)
+    found = [*EMA.values(), *Tracker.losses.values(), *Router.aux, *its_lib.AUX]
+    assert len(found) == 1 and torch.equal(found[0].sum(), X.sum() * (3 if fn is by_class else 2))
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.compiled(backend=spoiled)
+def test_wrong(compiled, fn):
+    compiled(fn)(X)
+
+@pytest.mark.compiled(backend=scaled)
+def test_wrong_gradients(compiled):
+    compiled(lambda x: its_lib.LINEAR(x))(X)
+""",
+    )
+    found = outcomes(project.run())
+    assert len(found) == 14
+    assert {name for name, outcome in found.items() if outcome == "failed"} == {
+        *(name for name in found if name.startswith("test_wrong"))
+    }
+
+
+def test_what_a_call_deletes_and_sentinels(project):
+    """What is gone afterwards, and objects without state, are compared and not taken for other ones."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+MISSING = object()
+
+class Warm(nn.Module):
+    def __init__(self, wrong=False):
+        super().__init__()
+        self.first, self.wrong = True, wrong
+    def forward(self, x):
+        if hasattr(self, "first"):
+            if not (self.wrong and torch.compiler.is_compiling()):
+                del self.first
+            return x * 2
+        return x * 3
+
+@eager
+def test_deleted(compiled):
+    compiled(Warm())(X)
+
+@eager
+def test_not_deleted(compiled):
+    compiled(Warm(True))(X)
+
+@eager
+def test_sentinel(compiled):
+    assert compiled(lambda x, mask=MISSING: (x * 2, mask))(X)[1] is MISSING
+
+@eager
+def test_another_sentinel(compiled):
+    compiled(lambda x: (x * 2, object() if torch.compiler.is_compiling() else MISSING))(X)
+""",
+    )
+    run = project.run("--dynamo-require-checked")
+    assert outcomes(run) == {
+        "test_deleted[eager]": "passed",
+        "test_not_deleted[eager]": "failed",
+        "test_sentinel[eager]": "passed",
+        "test_another_sentinel[eager]": "failed",
+    }
+
+
+def test_calls_of_several_threads(project):
+    """They wait for each other: what a comparison moves is the process's."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+
+@pytest.mark.compiled(backend="aot_eager")
+def test_it(compiled):
+    fast, out, start = compiled(lambda x: net(x).sin() + 1), [], threading.Barrier(4)
+
+    def work(x):
+        start.wait()
+        out.append((fast(x), x))
+
+    threads = [threading.Thread(target=work, args=(torch.randn(32, 64),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(out) == 4
+    assert all(torch.allclose(y, net(x).sin() + 1) for y, x in out)
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(passed=1)
+    assert "note:" not in run.text
+
+
+def test_generators_as_arguments_are_refused(project):
+    """Their values exist only once: one of both runs would go without."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@eager
+def test_it(compiled):
+    with pytest.raises(TypeError, match="an argument is or holds a generator.*give a list"):
+        compiled(lambda x, more: x + sum(p.sum() for p in more))(X, nn.Linear(2, 2).parameters())
+    compiled(lambda x, more: x + sum(p.sum() for p in more))(X, list(nn.Linear(2, 2).parameters()))
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(passed=1)
+
+
+def test_fullgraph_is_one_failure(project):
+    """Compiled raised and eager did not: nothing says that it did."""
+    project.file(
+        "test_it",
+        HEAD
+        + """
+@pytest.mark.compiled(backend="aot_eager", fullgraph=True)
+def test_it(compiled):
+    compiled(breaks)(X)
+""",
+    )
+    run = project.run()
+    run.result.assert_outcomes(failed=1)
+    assert "in eager mode too" not in run.text

@@ -296,7 +296,7 @@ DIFFERENT: dict[str, tuple[Any, Any, str, str]] = {
     "enum": (Colour.RED, Colour.BLUE, "values", "out"),
     "dtype object": (torch.float32, torch.float64, "values", "out"),
     "device object": (torch.device("cpu"), torch.device("meta"), "values", "out"),
-    "size object": (torch.Size([1]), torch.Size([2]), "values", "out"),
+    "size object": (torch.Size([1]), torch.Size([2]), "values", "out[0]"),
     "function": (len, abs, "values", "out"),
     "class": (int, float, "values", "out"),
     "range": (range(3), range(4), "values", "out"),
