@@ -199,7 +199,7 @@ def _members(home: Any, names: set[str]) -> list[Any]:
     if isinstance(home, (*_ATOMS[:-3], torch.Tensor, types.FunctionType)):
         return []
     cls = home if isinstance(home, type) else type(home)
-    spaces = [vars(base) for base in cls.__mro__ if not _is_library(base.__module__.partition(".")[0])]
+    spaces = [vars(base) for base in cls.__mro__ if not _is_library(str(base.__module__).partition(".")[0])]
     found, todo, seen = [], [*names, "__call__"], set()
     while todo and spaces:
         name = todo.pop()
@@ -207,7 +207,10 @@ def _members(home: Any, names: set[str]) -> list[Any]:
         if name in seen or held is None:
             continue
         seen.add(name)
-        held = getattr(held, "__func__", getattr(held, "fget", held))
+        if isinstance(held, (staticmethod, classmethod)):
+            held = held.__func__
+        elif isinstance(held, property):
+            held = held.fget
         found.append(held)
         if isinstance(held, types.FunctionType):
             todo += _names(held.__code__)
