@@ -216,4 +216,5 @@ def test_another_device_and_other_values(project):
         """
     )
     run.result.assert_outcomes(failed=1)
-    run.result.stdout.fnmatch_lines(["*out  device: compiled cpu, eager cuda:0", "*out  values: 64 of 64 elements*"])
+    told = "*out  device: compiled device(type='cpu'), eager device(type='cuda', index=0)"
+    run.result.stdout.fnmatch_lines([told, "*out  values: 64 of 64 elements*"])
