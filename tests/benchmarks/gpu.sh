@@ -32,7 +32,7 @@ about() {
 }
 
 # Paths of the machine are left out of what is kept.
-plain=(-E -e "s#$PWD/##g" -e 's#[^ "]*/site-packages/#.../#g' -e 's#/tmp/pytest-of-[^/]*/pytest-[0-9]+/(popen-gw[0-9]+/)?#.../#g')
+plain=(-E -e 's#(Python [0-9.]+) /[^ ]*python3#\1#' -e "s#$PWD/##g" -e 's#[^ "]*/site-packages/#.../#g' -e 's#/tmp/pytest-of-[^/]*/pytest-[0-9]+/(popen-gw[0-9]+/)?#.../#g')
 
 run() {  # NAME, then what to give to pytest
     local file=$out/h200_$1.txt
