@@ -338,16 +338,15 @@ class Judge:
 
     def _rejudged(self, check: Check, pairs: Pairs, others: Sequence[torch.Tensor] = ()) -> Check:
         reference = self._references.get(check.path)
+        seen = [*others, *([] if reference is None else [reference])]
         if check.passed is False and check.what == "shape":
-            seen = [*others, *([] if reference is None else [reference])]
             return size_follows_from_rounding(check, *pairs[check.path], seen)
         if check.passed is not False or check.max_abs is None:
             return check
         first = (check.note or "").partition("\n")[0]
         if is_dropped(check):
-            return unless_made_up(check, *pairs[check.path], [*others, *([] if reference is None else [reference])])
+            return unless_made_up(check, *pairs[check.path], seen)
         if is_whole(pairs[check.path][1]):
-            seen = [*others, *([] if reference is None else [reference])]
             return follows_from_rounding(check, *pairs[check.path], seen)
         narrow = reference is not None and reference.dtype == pairs[check.path][1].dtype
         if reference is None or (check.what == "values" and narrow and not self._rounded):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pytest_dynamo import _torch
+from pytest_dynamo.inputs import attributes
 from pytest_dynamo.record import Check
 from pytest_dynamo.record import Worst
 from pytest_dynamo.settings import Tolerances
@@ -190,7 +191,7 @@ class _Comparison:
 
     def _object(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
         kind = f"{type(expected).__module__}.{type(expected).__qualname__}"
-        if _state(actual) or _state(expected):
+        if attributes(actual) or attributes(expected):
             yield from self._attributes(actual, expected, path)
             return
         same = None
@@ -209,7 +210,7 @@ class _Comparison:
             yield self._check("structure", path, None, f"don't know how to compare objects of {kind}")
 
     def _attributes(self, actual: Any, expected: Any, path: str) -> Iterator[Check]:
-        own, wanted = _state(actual), _state(expected)
+        own, wanted = attributes(actual), attributes(expected)
         for name, value in wanted.items():
             if name not in own:
                 yield self._check("structure", f"{path}.{name}", False, "compiled has no such attribute")
@@ -418,17 +419,6 @@ _FACTS = (
 def _is_numpy(value: object) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
-
-
-def _state(value: Any) -> dict[str, Any]:
-    """Attributes that an object holds itself, in its ``__dict__`` and in slots."""
-    state = dict(getattr(value, "__dict__", {}))
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                state[name] = getattr(value, name)
-    return state
 
 
 def _copies_itself(value: object) -> bool:
